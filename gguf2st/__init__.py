@@ -1,0 +1,32 @@
+"""gguf2st: convert GGUF models into complete, verified Hugging Face safetensors checkpoints.
+
+    import gguf2st
+
+    report = gguf2st.convert("model.Q4_K_M.gguf", "model")
+    gguf2st.verify("model", against="model.Q4_K_M.gguf").require_ok()
+
+Importing the package is cheap: numpy, numba, tokenizers and torch are loaded by the calls that need them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gguf2st.api import convert, make_plan, open_gguf, verify
+    from gguf2st.errors import Gguf2stError
+
+__all__ = ["Gguf2stError", "__version__", "convert", "make_plan", "open_gguf", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the API on first use (PEP 562)."""
+    if name == "Gguf2stError":
+        from gguf2st.errors import Gguf2stError
+
+        return Gguf2stError
+    if name in __all__:
+        from gguf2st import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'gguf2st' has no attribute {name!r}")

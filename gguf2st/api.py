@@ -1,0 +1,229 @@
+"""The Python API: one function per command, typed, returning what `--json` writes."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gguf2st import build, config
+from gguf2st import tokenizer as tokenizers
+from gguf2st.errors import CoverageError, Gguf2stError, UsageError
+from gguf2st.header import Header, read_header
+from gguf2st.output import OutputFolder, check_target
+from gguf2st.plan import DTYPE_NBYTES, Plan, choose, lay_out, to_json
+from gguf2st.report import Report, make_report
+from gguf2st.shards import INDEX_FILE, index_json, write_text
+from gguf2st.source import default_output, find_files
+from gguf2st.verification import Verification, checkpoint_dtype, verify_folder
+
+DEFAULT_SHARD_NBYTES = 5_000_000_000
+"""The Hub's own helper splits here too: parallel downloads, resumable uploads, no file near a hosting limit."""
+
+DEVICES = ("auto", "cpu", "cuda")
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes just written, bytes in all)."""
+
+
+def open_gguf(src: str | Path) -> Header:
+    """The header of a model: a GGUF file, any shard of a split, or a folder with one model.
+
+    Raises:
+        SourceError: nothing, several models or no GGUF is there; a HeaderError when it is damaged.
+    """
+    return read_header(find_files(src))
+
+
+def make_plan(
+    src: str | Path | Header,
+    *,
+    dtype: str = "bfloat16",
+    max_shard_size: int = DEFAULT_SHARD_NBYTES,
+    arch_map: Path | None = None,
+) -> Plan:
+    """Plan a conversion; reads headers only. The plan may have problems: see `Plan.require_complete`.
+
+    Args:
+        src: as for `open_gguf`, or an open header.
+        dtype: of the output: bfloat16, float16 or float32.
+        max_shard_size: bytes; a shard is closed before it would exceed this.
+        arch_map: a map to use instead of choosing one.
+
+    Raises:
+        SourceError, HeaderError: the source cannot be read.
+        MapError: no arch map fits it.
+        UsageError: an unknown dtype.
+    """
+    if dtype not in DTYPE_NBYTES:
+        raise UsageError(f"dtype {dtype!r} is unknown; there are {', '.join(DTYPE_NBYTES)}")
+    header = src if isinstance(src, Header) else open_gguf(src)
+    return lay_out(choose(build.build(header, arch_map=arch_map), dtype), max_shard_size)
+
+
+def convert(
+    src: str | Path,
+    out: str | Path | None = None,
+    *,
+    dtype: str = "bfloat16",
+    max_shard_size: int = DEFAULT_SHARD_NBYTES,
+    device: str = "auto",
+    threads: int | None = None,
+    tokenizer_from: str | Path | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    arch_map: Path | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Convert a GGUF model into a Hugging Face checkpoint folder, and check it.
+
+    Everything that can be known from headers is checked before anything is written. The folder gets its name only when
+    it is complete; after an interruption the same call goes on where it stopped.
+
+    Args:
+        src: a GGUF file, any shard of a split, or a folder with one model.
+        out: folder to write; beside the source by default.
+        dtype: of the output: bfloat16, float16 or float32.
+        max_shard_size: bytes; a shard is closed before it would exceed this.
+        device: auto, cpu or cuda.
+        threads: how many decode and write at once; by default one per available core, at most 8.
+        tokenizer_from: a folder whose tokenizer files are taken, after comparing their vocabulary with the file's.
+        overwrite: replace an existing checkpoint.
+        dry_run: plan and check only.
+        arch_map: a map to use instead of choosing one.
+        progress: told about bytes written.
+
+    Raises:
+        Gguf2stError: one of its subclasses; `exit_code` says which kind of problem it is.
+    """
+    started = time.monotonic()
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r} is unknown; there are {', '.join(DEVICES)}")
+    files = find_files(src)
+    folder = Path(out) if out is not None else default_output(files)
+    plan = make_plan(read_header(files), dtype=dtype, max_shard_size=max_shard_size, arch_map=arch_map)
+    plan.require_complete()
+    metadata = plan.header.metadata
+    if tokenizer_from is None:
+        notes = tokenizers.check_tokenizer(metadata)
+    check_target(folder, overwrite=overwrite)
+    if dry_run:
+        extra = notes if tokenizer_from is None else []
+        return make_report(plan, output=None, dtype=dtype, notes=extra, seconds=time.monotonic() - started)
+
+    from gguf2st.execute import execute  # loads numpy and numba, which planning does without
+    from gguf2st.kernels.device import decoder
+
+    decode = decoder(device)
+    fingerprint = json.dumps([to_json(plan), [os.stat(f).st_mtime_ns for f in files], str(tokenizer_from)])
+    total = sum(s.nbytes for s in plan.shards)
+    with OutputFolder(folder, fingerprint, overwrite=overwrite) as output, ThreadPoolExecutor(1) as background:
+        if tokenizer_from is None:
+            pending = background.submit(tokenizers.build_tokenizer, metadata, n_rows=plan.config["vocab_size"])
+        else:
+            pending = background.submit(tokenizers.copy_tokenizer, Path(tokenizer_from), metadata)
+        execute(
+            plan,
+            output,
+            decode=decode,
+            threads=threads or default_threads(),
+            progress=(lambda nbytes: progress(nbytes, total)) if progress else None,
+        )
+        tokens = pending.result()
+        for name, content in tokens.files.items():
+            write_text(output.partial / name, content)
+        _write_configs(plan, output.partial, dtype)
+        checked = verify_folder(output.partial, plan=plan, values=False)
+        checked.require_ok()
+        output.finish()
+    return make_report(
+        plan,
+        output=folder,
+        dtype=dtype,
+        notes=tokens.notes,
+        verification=dataclasses.replace(checked, folder=str(folder)),
+        seconds=time.monotonic() - started,
+    )
+
+
+def verify(
+    folder: str | Path,
+    against: str | Path | None = None,
+    *,
+    model: bool = False,
+    arch_map: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verification:
+    """Check a checkpoint folder, whoever wrote it. Problems are in the result: see `Verification.require_ok`.
+
+    Args:
+        folder: with config.json and safetensors files.
+        against: the GGUF it came from; every value is compared with gguf-py's dequantization.
+        model: also compare names and shapes with transformers' class (extra `gguf2st[verify]`).
+        arch_map: a map to use instead of choosing one.
+        progress: told about the number of values just compared.
+
+    Raises:
+        VerifyError: the folder is not there or cannot be compared.
+        SourceError, MapError: about `against`.
+    """
+    folder = Path(folder)
+    plan = None
+    if against is not None:
+        if not folder.is_dir():
+            return verify_folder(folder)
+        plan = make_plan(against, dtype=checkpoint_dtype(folder), arch_map=arch_map)
+        plan.require_complete()
+    return verify_folder(folder, plan=plan, model=model, progress=progress)
+
+
+def problems(
+    src: str | Path | Header, *, arch_map: Path | None = None, tokenizer: bool = True
+) -> list[tuple[int, str]]:
+    """Every reason not to convert a source, as (exit code, line); empty when it can be converted.
+
+    A source that cannot be opened is a problem like any other.
+
+    Args:
+        src: as for `open_gguf`, or an open header.
+        arch_map: a map to use instead of choosing one.
+        tokenizer: whether the tokenizer must be rebuilt from the file; not so with `convert --tokenizer-from`.
+    """
+    try:
+        header = src if isinstance(src, Header) else open_gguf(src)
+    except Gguf2stError as err:
+        return _lines(err)
+    found: list[tuple[int, str]] = []
+    try:
+        found += [(CoverageError.exit_code, line) for line in make_plan(header, arch_map=arch_map).all_problems]
+    except Gguf2stError as err:
+        found += _lines(err)
+    if tokenizer:
+        try:
+            tokenizers.check_tokenizer(header.metadata)
+        except Gguf2stError as err:
+            found += _lines(err)
+    return found
+
+
+def _lines(err: Gguf2stError) -> list[tuple[int, str]]:
+    return [(err.exit_code, line) for line in (err.message, *err.problems)]
+
+
+def default_threads() -> int:
+    """One thread per core this process may use, at most 8: past that the disk is the limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
+def _write_configs(plan: Plan, folder: Path, dtype: str) -> None:
+    """Index, config.json and generation_config.json: last, so that a folder with them has everything else."""
+    special = tokenizers.special_tokens(plan.header.metadata)
+    generation = config.generation_config(special, plan.header.metadata)
+    full = config.with_dtype({**plan.config, **config.token_ids(special)}, dtype)
+    if len(plan.shards) > 1:
+        write_text(folder / INDEX_FILE, index_json(plan))
+    write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+    write_text(folder / "config.json", json.dumps(full, indent=2) + "\n")

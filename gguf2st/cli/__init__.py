@@ -1,0 +1,58 @@
+"""The command line. One module per command; each parses, calls the API and prints. No logic here."""
+
+import importlib
+from typing import Any
+
+import click
+
+from gguf2st import __version__
+from gguf2st.cli.common import run
+
+_COMMANDS = {
+    "convert": "convert a GGUF model into a checkpoint folder",
+    "inspect": "what a GGUF file holds, and whether it can be converted",
+    "check": "every reason not to convert, at once",
+    "plan": "the tensors a conversion would write, and from what",
+    "verify": "prove a checkpoint whole, and equal to its source",
+    "archs": "the supported architectures",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when that command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"gguf2st.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, 6 cannot write, "
+    "130 interrupted.",
+)
+@click.version_option(__version__, prog_name="gguf2st")
+def cli() -> None:
+    """Convert GGUF models into complete, verified Hugging Face checkpoints that vLLM and transformers load.
+
+    \b
+    Examples:
+      gguf2st convert model.Q4_K_M.gguf -o model
+      gguf2st check model.Q4_K_M.gguf
+      gguf2st verify model --against model.Q4_K_M.gguf
+    """
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Entry point: errors become one line and an exit code."""
+    return run(cli, args)

@@ -1,0 +1,99 @@
+"""`gguf2st convert`."""
+
+from pathlib import Path
+
+import click
+
+from gguf2st.cli.common import Size, arch_map_option, printable, progress_bar, source_argument, table
+
+
+@click.command("convert")
+@source_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; beside the source by default.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--max-shard-size", type=Size(), default="5GB", show_default=True, help="Close a shard before this size.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(1, 256), help="Decoding threads; one per core by default, at most 8.")
+@click.option(
+    "--tokenizer-from",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Take the tokenizer from this folder, after comparing its vocabulary with the file's.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Plan and check, but write nothing.")
+@click.option(
+    "--json", "json_file", type=click.Path(allow_dash=True), help="Write the report to this file; - is stdout."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@arch_map_option
+def command(
+    src: str,
+    output: Path | None,
+    dtype: str,
+    max_shard_size: int,
+    device: str,
+    threads: int | None,
+    tokenizer_from: Path | None,
+    overwrite: bool,
+    dry_run: bool,
+    json_file: str | None,
+    quiet: bool,
+    arch_map: Path | None,
+) -> None:
+    """Convert a GGUF model into a Hugging Face checkpoint folder, and check it.
+
+    SRC is a GGUF file, any shard of a split, or a folder with one model. Everything that can be known from the header
+    is checked before anything is written, and the folder gets its name only when it is complete. After an interruption
+    the same command goes on where it stopped.
+
+    \b
+    Examples:
+      gguf2st convert model.Q4_K_M.gguf
+      gguf2st convert model-00001-of-00003.gguf -o model --dtype float16
+      gguf2st convert model.gguf --dry-run --json -
+    """
+    from gguf2st import api
+    from gguf2st.report import human_bytes, human_count
+
+    with progress_bar("converting", show=not quiet) as progress:
+        report = api.convert(
+            src,
+            output,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            device=device,
+            threads=threads,
+            tokenizer_from=tokenizer_from,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            arch_map=arch_map,
+            progress=progress,
+        )
+    if json_file:
+        with click.open_file(json_file, "w", encoding="utf-8") as f:
+            f.write(report.to_json())
+    if quiet or json_file == "-":
+        return
+    click.echo(
+        f"{report.arch} -> {report.hf_class}: {report.tensors} tensors, {human_count(report.parameters)} parameters, "
+        f"{human_bytes(report.source_nbytes)} -> {human_bytes(report.output_nbytes)} {report.dtype}"
+    )
+    rows = [(t.qtype, str(t.tensors), human_bytes(t.nbytes), f"-> {t.dtype} ({t.scheme})") for t in report.types]
+    click.echo(table(rows, right=frozenset({1, 2})))
+    for name, reason in report.dropped.items():
+        click.echo(f"  dropped {printable(name)}: {reason}")
+    for note in report.notes:
+        click.echo(f"  note: {printable(note)}")
+    if report.output is None:
+        click.echo(f"dry run: {len(report.shards)} shard(s) would be written; nothing was")
+        return
+    click.echo("checked: every tensor of the source is used or accounted for, every parameter is filled")
+    click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {report.output}")
+    click.echo(f"  compare every value:  gguf2st verify {_quoted(report.output)} --against {_quoted(report.files[0])}")
+    click.echo(f"  serve it:             vllm serve {_quoted(report.output)}")
+
+
+def _quoted(path: str) -> str:
+    import shlex
+
+    return shlex.quote(path)

@@ -1,0 +1,77 @@
+"""`gguf2st inspect`."""
+
+import json
+from typing import Any
+
+import click
+
+from gguf2st.cli.common import json_option, printable, source_argument, table
+
+
+@click.command("inspect")
+@source_argument
+@json_option
+def command(src: str, as_json: bool) -> None:
+    """Show what a GGUF file holds: metadata, types, sizes, and whether it can be converted.
+
+    \b
+    Examples:
+      gguf2st inspect model.gguf
+      gguf2st inspect model.gguf --json | jq .metadata
+    """
+    from gguf2st import api
+    from gguf2st.report import human_bytes, human_count
+
+    header = api.open_gguf(src)
+    problems = api.problems(header)
+    parameters = sum(s.n_elements for s in header.sources.values())
+    nbytes = sum(s.nbytes or 0 for s in header.sources.values())
+    types: dict[str, list[int]] = {}
+    for source in header.sources.values():
+        row = types.setdefault(source.qtype, [0, 0, 0])
+        for i, n in enumerate((1, source.n_elements, source.nbytes or 0)):
+            row[i] += n
+    ordered = sorted(types.items(), key=lambda item: -item[1][2])
+    if as_json:
+        result = {
+            "files": header.files,
+            "version": header.version,
+            "byteorder": header.byteorder,
+            "tensors": len(header.sources),
+            "parameters": parameters,
+            "nbytes": nbytes,
+            "types": {q: dict(zip(("tensors", "parameters", "nbytes"), row, strict=True)) for q, row in ordered},
+            "metadata": {key: _plain(value) for key, value in header.metadata.items()},
+            "convertible": not problems,
+            "problems": [line for _, line in problems],
+        }
+        click.echo(json.dumps(result, indent=2))
+        return
+    for file, size in zip(header.files, header.sizes, strict=True):
+        click.echo(f"{printable(file)}  {human_bytes(size)}, GGUF v{header.version}, {header.byteorder}-endian")
+    click.echo(f"{len(header.sources)} tensors, {human_count(parameters)} parameters, {human_bytes(nbytes)}")
+    rows = [(q, str(n), human_count(elements), human_bytes(size)) for q, (n, elements, size) in ordered]
+    click.echo(table(rows, right=frozenset({1, 2, 3})))
+    click.echo("metadata")
+    click.echo(table([(printable(key), _brief(value)) for key, value in header.metadata.items()]))
+    if problems:
+        click.echo(f"{click.style('not convertible', fg='red', bold=True)}: {printable(problems[0][1])}")
+        click.echo(f"  {len(problems)} problem(s): `gguf2st check {printable(src)}` lists them")
+    else:
+        click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {printable(src)}")
+
+
+def _plain(value: Any) -> Any:
+    """Numeric arrays as JSON lists."""
+    return value if isinstance(value, bool | int | float | str) else [_plain(v) for v in value]
+
+
+def _brief(value: Any) -> str:
+    """One line for a metadata value: long texts are cut, arrays show their first items and their length."""
+    if isinstance(value, str):
+        text = printable(value)
+        return text if len(text) <= 80 else f"{text[:77]}... ({len(value):,} characters)"
+    if isinstance(value, bool | int | float):
+        return str(value)
+    first = ", ".join(printable(repr(v)) for v in list(value[:4]))
+    return f"[{first}{', ...' if len(value) > 4 else ''}] ({len(value):,} items)"

@@ -1,0 +1,81 @@
+"""Everything that can go wrong, with the exit code the command line gives for it.
+
+An error message says what, where, and what was expected or is available; `hint` says what to do next.
+`problems` lists every offender when there are several, so that one run shows them all.
+"""
+
+from collections.abc import Sequence
+
+
+class Gguf2stError(Exception):
+    """Base of all errors gguf2st raises on purpose.
+
+    Attributes:
+        message: one line: what is wrong, and where.
+        hint: one line: the next step; empty when there is none.
+        problems: one line per offender, already folded over layers and experts.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.problems = tuple(problems)
+
+
+class UsageError(Gguf2stError):
+    """An option has a value that does not exist here."""
+
+    exit_code = 2
+
+
+class SourceError(Gguf2stError):
+    """The source cannot be found, read, or is damaged."""
+
+    exit_code = 3
+
+
+class HeaderError(SourceError):
+    """The GGUF header is malformed, truncated, or contradicts its file."""
+
+
+class MapError(Gguf2stError):
+    """No arch map fits, or a map cannot be read or evaluated on this file."""
+
+    exit_code = 4
+
+
+class CoverageError(Gguf2stError):
+    """Tensors without a place, parameters without a source, keys nobody read, shapes that disagree."""
+
+    exit_code = 4
+
+
+class TokenizerError(Gguf2stError):
+    """The tokenizer cannot be rebuilt faithfully."""
+
+    exit_code = 4
+
+
+class SchemeError(Gguf2stError):
+    """A tensor's type or values do not fit the requested output."""
+
+    exit_code = 4
+
+
+class VerifyError(Gguf2stError):
+    """A checkpoint is incomplete, inconsistent, or differs from its source."""
+
+    exit_code = 5
+
+
+class OutputError(Gguf2stError):
+    """The output cannot be written: disk full, permission, or the target exists."""
+
+    exit_code = 6
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM, as shells report SIGINT (128 + 2)."""

@@ -1,0 +1,66 @@
+"""Fold long lists of tensor names: `blk.{0..29}.attn_q.weight` instead of thirty lines."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+
+def fold(names: Iterable[str]) -> list[str]:
+    """Names that differ only in whole-number components become one, in the order of first appearance.
+
+    >>> fold(["blk.0.q", "blk.1.q", "norm", "blk.4.q"])
+    ['blk.{0..1,4}.q', 'norm']
+
+    Two varying components are folded only when every combination is present; otherwise the first stays spelled out.
+    """
+    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = defaultdict(list)
+    for name in names:
+        parts = name.split(".")
+        pattern = tuple("#" if _is_number(p) else p for p in parts)
+        groups[pattern].append(tuple(int(p) for p in parts if _is_number(p)))
+    folded: list[str] = []
+    for pattern, numbers in groups.items():
+        folded.extend(_fill(pattern, spans) for spans in _spans(numbers))
+    return folded
+
+
+def _is_number(part: str) -> bool:
+    """Whether `int(part)` would give the same text back: `007` and other digits than 0-9 are names, not numbers."""
+    return part.isascii() and part.isdigit() and len(part) < 10 and str(int(part)) == part
+
+
+def _spans(numbers: list[tuple[int, ...]]) -> list[tuple[str, ...]]:
+    """Index tuples of one pattern -> the few tuples of spans that cover exactly them."""
+    if not numbers[0]:
+        return [()]
+    tails: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for first, *rest in dict.fromkeys(numbers):
+        tails[first].append(tuple(rest))
+    same: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
+    for first, rests in tails.items():
+        same[tuple(sorted(rests))].append(first)
+    return [(_span(firsts), *spans) for rests, firsts in same.items() for spans in _spans(list(rests))]
+
+
+def _span(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> `{0..2,5}`; a single number stays itself."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return "{" + ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs) + "}"
+
+
+def _fill(pattern: tuple[str, ...], spans: tuple[str, ...]) -> str:
+    filled = iter(spans)
+    return ".".join(next(filled) if part == "#" else part for part in pattern)
+
+
+def listing(names: Iterable[str], limit: int = 8) -> str:
+    """Folded names in one line, cut after `limit` of them with a count of the rest."""
+    folded = fold(names)
+    more = f", and {len(folded) - limit} more" if len(folded) > limit else ""
+    return ", ".join(folded[:limit]) + more

@@ -1,0 +1,48 @@
+"""Kind `gpt2`: byte-level BPE. The file holds tokens, merges and the name of a pre-tokenizer."""
+
+from gguf2st.errors import TokenizerError
+from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
+from gguf2st.tokenizer.pretokenizers import read_pretokenizer
+from gguf2st.tokenizer.special import SpecialTokens
+from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary
+
+_BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
+    """Raise TokenizerError for merges or a pre-tokenizer that cannot be used. Returns notes."""
+    read_pretokenizer(metadata)
+    check_merges(read_merges(metadata), vocabulary)
+    return []
+
+
+def parts(metadata: Metadata, vocabulary: Vocabulary, _special: SpecialTokens) -> Parts:
+    """The parts of tokenizer.json: one isolating split per regex, then bytes to characters."""
+    row = read_pretokenizer(metadata)
+    splits: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in row.patterns
+    ]
+    return Parts(
+        normalizer=None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [*splits, _BYTE_LEVEL]},
+        decoder=_BYTE_LEVEL,
+        model=bpe_model(vocabulary.ids, read_merges(metadata), ignore_merges=row.ignore_merges),
+    )
+
+
+def read_merges(metadata: Metadata) -> list[Pair]:
+    """`tokenizer.ggml.merges` as pairs, in rank order; each line is "left right".
+
+    Raises TokenizerError when there are none or a line is not two tokens.
+    """
+    lines = metadata.get(PREFIX + "merges")
+    if lines is None:
+        raise TokenizerError(f"the file has no {PREFIX}merges", hint=COPY_HINT)
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise TokenizerError(f"{PREFIX}merges is not a list of strings", hint=COPY_HINT)
+    merges = [tuple(line.split(" ")) for line in lines]
+    if any(len(merge) != 2 for merge in merges):
+        i = next(i for i, merge in enumerate(merges) if len(merge) != 2)
+        raise TokenizerError(f"{PREFIX}merges[{i}] is {lines[i]!r}, not two tokens with a space between")
+    return merges

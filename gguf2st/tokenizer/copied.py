@@ -1,0 +1,102 @@
+"""Take the original tokenizer files from a folder, after comparing their vocabulary with the GGUF's."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from gguf2st.errors import TokenizerError
+from gguf2st.tokenizer.files import TEMPLATE_DIR, TokenizerFiles
+from gguf2st.tokenizer.vocab import (
+    CONTROL,
+    COPY_HINT,
+    PREFIX,
+    SHOWN,
+    USER_DEFINED,
+    Metadata,
+    read_numbers,
+    read_text,
+    read_tokens,
+)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+"""What makes up a tokenizer; whatever of it the folder has is taken."""
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
+    """The tokenizer files of a Hugging Face folder, unchanged.
+
+    Its tokenizer.json is compared with the GGUF token by token. Two things may differ, as llama.cpp's converter makes
+    them differ: tokens `[PAD<id>]` that only fill up the vocabulary, and U+2581 written as a space in added tokens.
+
+    Raises TokenizerError when the folder has no tokenizer.json, or when ids or strings differ.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json, the file whose vocabulary can be compared",
+            hint="write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)",
+        )
+    differences = list(_differences(_file_tokens(path), metadata))
+    if differences:
+        raise TokenizerError(
+            f"{path} is the tokenizer of another model: {len(differences)} tokens differ from the GGUF's",
+            hint="pass the folder or repository that the GGUF was converted from to --tokenizer-from",
+            problems=differences[:SHOWN],
+        )
+    found = [folder / name for name in TOKENIZER_FILES] + sorted((folder / TEMPLATE_DIR).glob("*.jinja"))
+    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found if file.is_file()}
+    return TokenizerFiles(files, (f"tokenizer files taken from {folder}: its {len(files)} files, vocabulary compared",))
+
+
+def _file_tokens(path: Path) -> dict[int, str]:
+    """Tokens by id of a tokenizer.json: its model's and the added ones."""
+    try:
+        content = json.loads(path.read_bytes())
+        vocab = content["model"]["vocab"]
+        added = {int(token["id"]): str(token["content"]) for token in content.get("added_tokens") or ()}
+        if isinstance(vocab, dict):  # BPE, WordPiece, WordLevel: {token: id}
+            tokens = {int(i): str(token) for token, i in vocab.items()}
+        else:  # Unigram: [[token, score], ...]
+            tokens = {i: str(token) for i, (token, _) in enumerate(vocab)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise TokenizerError(
+            f"{path} is no tokenizer.json of the tokenizers library: {error!r}", hint=COPY_HINT
+        ) from None
+    return tokens | added
+
+
+def _differences(theirs: dict[int, str], metadata: Metadata) -> Iterator[str]:
+    tokens = read_tokens(metadata)
+    types = read_numbers(metadata, "token_type", len(tokens)) if PREFIX + "token_type" in metadata else None
+    word_pieces = read_text(metadata, PREFIX + "model") == "bert"
+    for i, ours in enumerate(tokens):
+        kind = None if types is None else types[i]
+        token = theirs.get(i)
+        if token is None:
+            if ours != f"[PAD{i}]":
+                yield f"token {i}: {ours!r} in the GGUF, absent in the folder"
+            continue
+        if word_pieces and kind != CONTROL:
+            token = token.removeprefix("##") if token.startswith("##") else _SPACE + token
+        if kind == USER_DEFINED:
+            token, ours = token.replace(_SPACE, " "), ours.replace(_SPACE, " ")
+        if token != ours:
+            yield f"token {i}: {ours!r} in the GGUF, {theirs[i]!r} in the folder"
+    for i in sorted(theirs.keys() - range(len(tokens))):
+        yield f"token {i}: absent in the GGUF, {theirs[i]!r} in the folder"

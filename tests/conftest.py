@@ -1,0 +1,32 @@
+"""Where the real models and llama.cpp's sources are: `python scripts/fetch_models.py` puts them there."""
+
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache"
+
+
+def _fetched(name: str) -> Path:
+    path = CACHE / name
+    if not path.exists():
+        pytest.skip(f"{name} is not there: run `python scripts/fetch_models.py`")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: arch llama, byte-level BPE, tied head."""
+    return _fetched("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """gemma-3-270m, Q4_K_M: arch gemma3, SentencePiece with 262k tokens, four tensor types."""
+    return _fetched("models/gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def llamacpp() -> Path:
+    """llama.cpp b11434: conversion/, gguf-py/, models/ (vocabularies), src/, tests/."""
+    return _fetched("llama.cpp-11434")

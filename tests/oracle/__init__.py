@@ -1,0 +1,1 @@
+"""Programs that know the right answer without our code: llama.cpp's converter, tokenizer and logits."""

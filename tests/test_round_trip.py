@@ -1,0 +1,161 @@
+"""HF -> GGUF by llama.cpp's own converter -> HF by gguf2st gives back the model that went in.
+
+Weights are compared and not only logits: a wrong permutation can leave the logits alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers as transformers_module
+from safetensors.torch import load_file
+from torch import Tensor
+
+import gguf2st
+from tests.oracle.cases import CASES, Case
+from tests.oracle.llamacpp import LlamaCpp, in_child
+from tests.oracle.tiny import oracle_gguf, original, prepare
+
+transformers: Any = transformers_module  # its constructors carry no types
+pytestmark = pytest.mark.oracle
+
+IDS = torch.arange(5, 45)[None]
+"""Forty tokens: fewer than any sliding window of the table, more than any original context of its yarn cases."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Values that float32 arithmetic in the converter cannot keep; `left` is what it leaves of them."""
+
+    config: str
+    tensors: str
+    left: Callable[[Tensor], Tensor]
+    reason: str
+
+
+ROUNDINGS = (
+    Rounding(
+        "Gemma3TextConfig", "*norm.weight", lambda w: (w + 1) - 1, "norms are stored as w + 1: w loses its low bits"
+    ),
+)
+
+NOT_IN_GGUF: Mapping[str, str] = {
+    "_name_or_path": "where the files lie",
+    "transformers_version": "who wrote them",
+    "initializer_range": "training only",
+    "attention_dropout": "training only",
+    "use_cache": "a choice of the caller",
+}
+"""Keys that say nothing about the architecture, and may therefore differ."""
+
+OLD_SPELLINGS: Mapping[str, str] = {
+    "sliding_window_pattern": "what transformers 4.50 reads where later ones read layer_types, which is compared",
+}
+"""Keys that we write for older readers: transformers keeps them, but writes none of its own."""
+
+LLAMACPP_TOLERANCE: Mapping[str, float] = {"Gemma3TextConfig": 5e-2}
+"""Greatest difference of a logit (their deviation is 0.6): GELU, which llama.cpp looks up in a float16 table, adds up
+to 1.3e-2 over 62 layers; a wrong query scale makes 2.3. All others are within 1e-5: float32 in another order."""
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """A case, the folder that transformers wrote, and the folder that gguf2st made of its GGUF."""
+
+    name: str
+    case: Case
+    before: Path
+    after: Path
+
+
+@pytest.fixture(scope="session")
+def _prepared(request: pytest.FixtureRequest) -> None:
+    """Make all selected checkpoints at once: the start of the converter costs more than the conversions."""
+    specs = (getattr(item, "callspec", None) for item in request.session.items)
+    params = [spec.params for spec in specs if spec]
+    prepare(sorted({p[key] for p in params for key in ("trip", "name") if p.get(key) in CASES}))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def trip(request: pytest.FixtureRequest, _prepared: None, tmp_path_factory: pytest.TempPathFactory) -> RoundTrip:
+    name = request.param
+    after = tmp_path_factory.mktemp("round_trip") / name
+    gguf2st.convert(oracle_gguf(name), after, dtype=CASES[name].dtype)
+    return RoundTrip(name, CASES[name], original(name), after)
+
+
+def test_every_tensor_comes_back_bit_for_bit(trip: RoundTrip) -> None:
+    before, after = _tensors(trip.before), _tensors(trip.after)
+    assert sorted(after) == sorted(before)
+    expected = {name: _left(trip.case, name, tensor) for name, tensor in before.items()}
+    assert {n: (t.dtype, t.shape) for n, t in after.items()} == {n: (t.dtype, t.shape) for n, t in expected.items()}
+    assert [name for name, tensor in expected.items() if not torch.equal(after[name], tensor)] == []
+
+
+def test_config_says_the_same_to_transformers(trip: RoundTrip) -> None:
+    expected = transformers.AutoConfig.from_pretrained(trip.before).to_dict()
+    if trip.case.becomes:
+        kept = {
+            key: value for key, value in expected.items() if key not in {"model_type", "architectures", *trip.case.lost}
+        }
+        expected = getattr(transformers, trip.case.becomes)(**kept).to_dict()
+        expected["architectures"] = [trip.case.becomes.replace("Config", "ForCausalLM")]
+    found = transformers.AutoConfig.from_pretrained(trip.after).to_dict()
+    compared = (expected.keys() | found.keys()) - NOT_IN_GGUF.keys() - OLD_SPELLINGS.keys()
+    differing = {key: (expected.get(key), found.get(key)) for key in compared if expected.get(key) != found.get(key)}
+    assert differing == {}, "key: (original, ours)"
+
+
+def test_transformers_computes_the_same_logits(trip: RoundTrip) -> None:
+    before, after = _model(trip.before, trip.case), _model(trip.after, trip.case)
+    with torch.inference_mode():
+        for name, parameter in before.named_parameters():
+            parameter.copy_(_left(trip.case, name, parameter))
+        assert torch.equal(after(IDS).logits, before(IDS).logits)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype == "float32"])
+def test_llama_cpp_computes_the_original_s_logits(name: str, _prepared: None) -> None:
+    """The GGUF says all that llama.cpp needs: where a case lost something, the comparison above proves nothing."""
+    with torch.inference_mode():
+        expected = _model(original(name), CASES[name])(IDS).logits[0]
+    found = torch.from_numpy(in_child(_llama_cpp_logits, oracle_gguf(name)))
+    tolerance = LLAMACPP_TOLERANCE.get(CASES[name].config, 1e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def _llama_cpp_logits(gguf: Path) -> npt.NDArray[np.float32]:
+    with LlamaCpp(gguf, n_ctx=64, n_threads=1) as model:
+        return model.logits(IDS[0].tolist())
+
+
+def _left(case: Case, name: str, tensor: Tensor) -> Tensor:
+    """What the converter's arithmetic leaves of a tensor: all of it, with few exceptions."""
+    if case.dtype == "float32":  # float32 arithmetic keeps every bfloat16 value
+        for rounding in ROUNDINGS:
+            if rounding.config == case.config and fnmatch(name, rounding.tensors):
+                return rounding.left(tensor)
+    return tensor
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        content = load_file(shard)
+        assert tensors.keys().isdisjoint(content), f"{shard} repeats a tensor"
+        tensors |= content
+    return tensors
+
+
+def _model(folder: Path, case: Case) -> Any:
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, case.dtype), output_loading_info=True
+    )
+    assert not any(report.values()), f"{folder}: {report}"
+    return model.eval()
