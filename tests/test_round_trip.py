@@ -75,7 +75,7 @@ class RoundTrip:
 
 
 @pytest.fixture(scope="session")
-def _prepared(request: pytest.FixtureRequest) -> None:
+def prepared(request: pytest.FixtureRequest) -> None:
     """Make all selected checkpoints at once: the start of the converter costs more than the conversions."""
     specs = (getattr(item, "callspec", None) for item in request.session.items)
     params = [spec.params for spec in specs if spec]
@@ -83,7 +83,7 @@ def _prepared(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def trip(request: pytest.FixtureRequest, _prepared: None, tmp_path_factory: pytest.TempPathFactory) -> RoundTrip:
+def trip(request: pytest.FixtureRequest, prepared: None, tmp_path_factory: pytest.TempPathFactory) -> RoundTrip:
     name = request.param
     after = tmp_path_factory.mktemp("round_trip") / name
     gguf2st.convert(oracle_gguf(name), after, dtype=CASES[name].dtype)
@@ -120,8 +120,9 @@ def test_transformers_computes_the_same_logits(trip: RoundTrip) -> None:
         assert torch.equal(after(IDS).logits, before(IDS).logits)
 
 
+@pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype == "float32"])
-def test_llama_cpp_computes_the_original_s_logits(name: str, _prepared: None) -> None:
+def test_llama_cpp_computes_the_same_logits(name: str) -> None:
     """The GGUF says all that llama.cpp needs: where a case lost something, the comparison above proves nothing."""
     with torch.inference_mode():
         expected = _model(original(name), CASES[name])(IDS).logits[0]

@@ -2,7 +2,9 @@
 
     vocab.py          tokens, types, scores, merges: read and checked
     pretokenizers.py  the regexes behind each `tokenizer.ggml.pre`; a new name is a word in one row
-    bytelevel.py      kind `gpt2`        sentencepiece.py  kind `llama`; a new kind is a module and a row in files.KINDS
+    bytelevel.py      kind `gpt2`
+    sentencepiece.py  kind `llama`
+    gemma4.py         kind `gemma4`; a new kind is a module like these three and a row of `files.KINDS`
     special.py        roles of special tokens, end of text, tokens matched in the raw text
     files.py          tokenizer.json, tokenizer_config.json, chat templates
     copied.py         the original tokenizer instead, compared with the vocabulary of the GGUF

@@ -2,7 +2,7 @@
 
 from gguf2st.errors import TokenizerError
 from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
-from gguf2st.tokenizer.pretokenizers import read_pretokenizer
+from gguf2st.tokenizer.pretokenizers import PreTokenizer, read_pretokenizer
 from gguf2st.tokenizer.special import SpecialTokens
 from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary
 
@@ -11,24 +11,29 @@ _BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offse
 
 def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
     """Raise TokenizerError for merges or a pre-tokenizer that cannot be used. Returns notes."""
-    read_pretokenizer(metadata)
+    row = read_pretokenizer(metadata)
     check_merges(read_merges(metadata), vocabulary)
-    return []
+    return [row.note] if row.note else []
 
 
 def parts(metadata: Metadata, vocabulary: Vocabulary, _special: SpecialTokens) -> Parts:
-    """The parts of tokenizer.json: one isolating split per regex, then bytes to characters."""
+    """The parts of tokenizer.json."""
     row = read_pretokenizer(metadata)
+    return Parts(
+        normalizer=None,
+        pre_tokenizer=pre_tokenizer(row),
+        decoder=_BYTE_LEVEL,
+        model=bpe_model(vocabulary.ids, read_merges(metadata), ignore_merges=row.ignore_merges),
+    )
+
+
+def pre_tokenizer(row: PreTokenizer) -> Json:
+    """One isolating split per regex, then each byte as a character."""
     splits: list[Json] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in row.patterns
     ]
-    return Parts(
-        normalizer=None,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [*splits, _BYTE_LEVEL]},
-        decoder=_BYTE_LEVEL,
-        model=bpe_model(vocabulary.ids, read_merges(metadata), ignore_merges=row.ignore_merges),
-    )
+    return {"type": "Sequence", "pretokenizers": [*splits, _BYTE_LEVEL]}
 
 
 def read_merges(metadata: Metadata) -> list[Pair]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf2st.errors import TokenizerError
-from gguf2st.tokenizer import bytelevel, sentencepiece
+from gguf2st.tokenizer import bytelevel, gemma4, sentencepiece
 from gguf2st.tokenizer.parts import Json, Parts
 from gguf2st.tokenizer.special import AddedToken, SpecialTokens, added_tokens, special_tokens
 from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
@@ -39,6 +39,7 @@ class _Kind:
 KINDS = {
     "gpt2": _Kind(bytelevel.check, bytelevel.parts),
     "llama": _Kind(sentencepiece.check, sentencepiece.parts),
+    "gemma4": _Kind(gemma4.check, gemma4.parts),
 }
 
 

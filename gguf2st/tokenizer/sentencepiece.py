@@ -28,6 +28,12 @@ from gguf2st.tokenizer.vocab import (
 )
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # U+2581, SentencePiece's visible space
+TO_VISIBLE: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+DECODERS: tuple[Json, ...] = (
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+)
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -36,6 +42,13 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
     scores = read_numbers(metadata, "scores", len(vocabulary.tokens))
     if any(score != score for score in scores):
         raise TokenizerError(f"{PREFIX}scores has values that are not numbers (NaN)", hint=COPY_HINT)
+    check_bytes(vocabulary)
+    _check_characters(vocabulary)
+    return []
+
+
+def check_bytes(vocabulary: Vocabulary) -> None:
+    """Raise TokenizerError unless each byte has a token."""
     missing = [token for token in BYTE_TOKENS if token not in vocabulary.ids]
     if missing:
         raise TokenizerError(
@@ -43,8 +56,6 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
             "token could not be written",
             hint=COPY_HINT,
         )
-    _check_characters(vocabulary)
-    return []
 
 
 def _check_characters(vocabulary: Vocabulary) -> None:
@@ -71,16 +82,12 @@ def _check_characters(vocabulary: Vocabulary) -> None:
 def parts(metadata: Metadata, vocabulary: Vocabulary, special: SpecialTokens) -> Parts:
     """The parts of tokenizer.json. The space in front goes before each piece of text between special tokens."""
     prefix = read_flag(metadata, "add_space_prefix", True)
-    to_visible: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    to_space: Json = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    decoders: list[Json] = [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     prepend: Json = {"type": "Prepend", "prepend": SPACE}
+    strip: Json = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     return Parts(
-        normalizer={"type": "Sequence", "normalizers": [prepend, to_visible]} if prefix else to_visible,
+        normalizer={"type": "Sequence", "normalizers": [prepend, TO_VISIBLE]} if prefix else TO_VISIBLE,
         pre_tokenizer=None,
-        decoder={"type": "Sequence", "decoders": decoders},
+        decoder={"type": "Sequence", "decoders": [*DECODERS, strip] if prefix else list(DECODERS)},
         model=bpe_model(
             vocabulary.ids,
             merges_by_score(metadata, vocabulary),

@@ -214,7 +214,7 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
     ends = set(spelled.values()) - ({html} if html is not None and list(types[html : html + 1]) != [CONTROL] else set())
     return SpecialTokens(
         **ids,
-        add_bos=read_flag(metadata, "add_bos_token", add_bos),
+        add_bos=read_flag(metadata, "add_bos_token", add_bos) or kind == "gemma4",  # some of its files say false
         add_eos=read_flag(metadata, "add_eos_token", add_eos),
         ends_by_text=tuple(sorted(ends)),
         not_ends=tuple(_not_ends(spelled, "" if ids["eos"] is None else tokens[ids["eos"]])),

@@ -28,6 +28,8 @@ def make(qtype: str, kind: str) -> np.ndarray:
         return _random(qtype, 4096 if layout.block == 1 else 256)
     if kind == "scales":
         blocks = _random(qtype, len(_EDGES) ** 2)
+        if qtype in ("MXFP4", "NVFP4"):  # one-byte scales: all of them
+            blocks[:256, 0] = np.arange(256)
         first, second = (x.ravel() for x in np.meshgrid(_EDGES, _EDGES))
         start = 0
         for field in layout.fields:

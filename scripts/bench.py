@@ -1,0 +1,219 @@
+"""Measure conversion and decoding against peers in one run, and write the tables of BENCHMARKS.md.
+
+    python scripts/bench.py                 everything
+    python scripts/bench.py convert         whole processes: gguf2st beside transformers
+    python scripts/bench.py kernels         decoders: numba and torch beside gguf-py, ggml's C code and a plain copy
+
+CPU seconds and peak memory come from wait4 of each child; ratios within one run are what counts, since machines differ
+and are shared.
+"""
+
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = ROOT / "BENCHMARKS.md"
+MODELS = {
+    "SmolLM2-135M Q4_1": ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma3-270m Q4_K_M": ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf",
+}
+PEER = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+folder, file, out = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(
+    folder, gguf_file=file, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True))
+model.save_pretrained(out)
+AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
+"""
+ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process used."""
+
+    cpu_s: float
+    wall_s: float
+    rss_mib: float
+
+
+def cost_of(command: list[str | Path], **environment: str) -> Cost:
+    start = time.monotonic()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"{command} ended with {child.returncode}")
+    return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - start, usage.ru_maxrss / 1024)
+
+
+def bench_convert(runs: int = 3) -> str:
+    """gguf2st (first run ever, and with compiled kernels cached) beside transformers, and `cp` of the result."""
+    lines = [
+        "| model | tool | CPU s | wall s | peak RSS MiB | CPU ratio | RSS ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as temporary:
+        out = Path(temporary) / "out"
+        for name, path in MODELS.items():
+            cache = Path(temporary) / "cache"
+            shutil.rmtree(cache, ignore_errors=True)
+            ours = [sys.executable, "-m", "gguf2st", "convert", path, "-o", out, "-q"]
+            peer = [sys.executable, "-c", PEER, path.parent, path.name, out]
+
+            def run(command: list[str | Path], **environment: str) -> Cost:
+                shutil.rmtree(out, ignore_errors=True)
+                return cost_of(command, **environment)
+
+            first = run(ours, NUMBA_CACHE_DIR=str(cache))
+            later = [run(ours, NUMBA_CACHE_DIR=str(cache)) for _ in range(runs)]
+            copy = [cost_of(["cp", "-r", out, Path(temporary) / f"copy{n}"]) for n in range(runs)]
+            for n in range(runs):
+                shutil.rmtree(Path(temporary) / f"copy{n}")
+            theirs = [run(peer, HF_HUB_OFFLINE="1") for _ in range(runs)]
+            reference = _median(theirs)
+            for tool, cost in (
+                ("gguf2st, first run (compiles kernels)", first),
+                ("gguf2st", _median(later)),
+                ("transformers", reference),
+                ("`cp -r` of the result", _median(copy)),
+            ):
+                ratios = (
+                    f"1/{reference.cpu_s / cost.cpu_s:.1f} | 1/{reference.rss_mib / cost.rss_mib:.1f}"
+                    if "gguf2st" in tool
+                    else "1 | 1"
+                    if tool == "transformers"
+                    else " | "
+                )
+                lines.append(
+                    f"| {name} | {tool} | {cost.cpu_s:.1f} | {cost.wall_s:.1f} | {cost.rss_mib:.0f} | {ratios} |"
+                )
+            shutil.rmtree(out, ignore_errors=True)
+    return "\n".join(lines) + "\n"
+
+
+def _median(costs: list[Cost]) -> Cost:
+    return sorted(costs, key=lambda c: c.cpu_s)[len(costs) // 2]
+
+
+def bench_kernels() -> str:
+    """Melem/s to bfloat16 per ggml type, one thread and two, beside the peers."""
+    import gguf
+    import torch
+    from gguf2st.kernels import cpu
+    from gguf2st.quants.layout import TYPES
+    from gguf2st.quants.reference import QUANTS
+
+    sys.path.insert(0, str(ROOT))
+    from tests.oracle import ggml
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    out = np.empty(ELEMENTS, np.uint16)
+    copied = np.empty_like(out)
+    copy = _rate(lambda: np.copyto(copied, out))
+    lines = [
+        f"A plain copy of the output: {copy:,.0f} Melem/s. One thread, 2^24 elements, median of 5.",
+        "",
+        "| type | numba | of copy | 2 threads | torch reference | gguf-py | ggml C (float32) | numba / gguf-py |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for qtype in (t for t in TYPES if t in cpu.QTYPES and t not in ("I8", "I16", "I32", "I64")):
+        kind = TYPES[qtype]
+        n = ELEMENTS // kind.block
+        blocks = rng.integers(0, 256, (n, kind.nbytes), dtype=np.uint8)
+        target = out.reshape(n, kind.block)
+        numba = _rate(lambda q=qtype, b=blocks, t=target: cpu.dequantize(q, "bfloat16", b, t))
+        both = _rate(lambda q=qtype, b=blocks, t=target: _in_two(q, b, t))
+        small, share = blocks[: n // 16], 16
+        tensor = torch.from_numpy(small)
+        reference = _rate(lambda q=qtype, t=tensor: QUANTS[q].dequantize(t).to(torch.bfloat16)) / share
+        try:
+            gguf_type = gguf.GGMLQuantizationType[qtype]
+            gguf.quants.dequantize(small[:1], gguf_type)
+            python = _rate(lambda b=small, t=gguf_type: gguf.quants.dequantize(b, t)) / share
+        except (KeyError, NotImplementedError, ValueError, TypeError):
+            python = 0.0
+        try:
+            ggml.dequantize(qtype, small[:1])
+            c = _rate(lambda q=qtype, b=small: ggml.dequantize(q, b)) / share
+        except (KeyError, ValueError, NotImplementedError):
+            c = 0.0
+        lines.append(
+            f"| {qtype} | {numba:,.0f} | {numba / copy:.0%} | {both / numba:.2f}x | {reference:,.0f} | "
+            f"{_or_none(python)} | {_or_none(c)} | {f'{numba / python:.0f}x' if python else '-'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _in_two(qtype: str, blocks: np.ndarray, out: np.ndarray) -> None:
+    from gguf2st.kernels import cpu
+
+    half = len(blocks) // 2
+    other = threading.Thread(target=cpu.dequantize, args=(qtype, "bfloat16", blocks[half:], out[half:]))
+    other.start()
+    cpu.dequantize(qtype, "bfloat16", blocks[:half], out[:half])
+    other.join()
+
+
+def _rate(call: Callable[[], object]) -> float:
+    """Melem/s as if `call` handled ELEMENTS elements."""
+    call()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return ELEMENTS / statistics.median(times) / 1e6
+
+
+def _or_none(rate: float) -> str:
+    return f"{rate:,.0f}" if rate else "-"
+
+
+def machine() -> str:
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    name = model[1] if model else platform.processor()
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}.\n"
+    )
+
+
+SECTIONS = {"convert": bench_convert, "kernels": bench_kernels}
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(SECTIONS)
+    if unknown := set(wanted) - SECTIONS.keys():
+        sys.exit(f"unknown section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    text = TABLES.read_text(encoding="utf-8")
+    for section in wanted:
+        table = f"{machine()}\n{SECTIONS[section]()}"
+        print(table, flush=True)
+        text = re.sub(
+            rf"(<!-- measured: {section} -->\n).*?(<!-- end -->)",
+            lambda m, table=table: m[1] + table + m[2],
+            text,
+            flags=re.DOTALL,
+        )
+    TABLES.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

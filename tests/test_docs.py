@@ -1,0 +1,86 @@
+"""Every command and Python block in README.md and docs/ runs and prints what the page says."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SECONDS = re.compile(r"\d+\.\d s\b")
+
+
+def _blocks(page: Path, *kinds: str) -> list[str]:
+    return [text for kind, text in _BLOCK.findall(page.read_text(encoding="utf-8")) if kind in kinds]
+
+
+def _session(text: str) -> list[tuple[str, str]]:
+    """`$ command` and the output below it, for each command of a console block."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
+    """A working folder with the README's model in it, and the checkpoint that its first command makes."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / smollm2.name).symlink_to(smollm2)
+    return folder
+
+
+@pytest.mark.real
+def test_console_blocks_print_what_they_say(folder: Path) -> None:
+    seen = 0
+    for page in PAGES:
+        for command, expected in (row for block in _blocks(page, "console") for row in _session(block)):
+            program, *arguments = shlex.split(command)
+            assert program == "gguf2st", f"{page.name}: {command}"
+            run = subprocess.run(
+                [sys.executable, "-m", "gguf2st", *arguments], cwd=folder, capture_output=True, text=True, check=False
+            )
+            assert run.returncode == 0, f"{page.name}: {command}: {run.stderr}"
+            assert _SECONDS.sub("N s", run.stdout) == _SECONDS.sub("N s", expected), f"{page.name}: {command}"
+            seen += 1
+    assert seen >= 3
+
+
+@pytest.mark.real
+def test_python_blocks_run(folder: Path) -> None:
+    blocks = [block for page in PAGES for block in _blocks(page, "python")]
+    assert blocks
+    for block in blocks:
+        run = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+
+
+def test_make_targets_named_in_the_docs_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {m for page in PAGES for m in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
+    assert named
+    assert named <= targets
+
+
+def test_toml_examples_are_lines_of_real_maps() -> None:
+    maps = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "arch_maps").glob("*.toml"))
+    flat = re.sub(r" +", " ", maps)
+    for page in PAGES:
+        for block in _blocks(page, "toml"):
+            for line in block.splitlines():
+                assert re.sub(r" +", " ", line) in flat, f"{page.name}: {line}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_generated_parts_are_current() -> None:
+    run = subprocess.run(
+        [sys.executable, ROOT / "scripts/generate_docs.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
