@@ -115,6 +115,7 @@ def bench_kernels() -> str:
     """Melem/s to bfloat16 per ggml type, one thread and two, beside the peers."""
     import gguf
     import torch
+
     from gguf2st.kernels import cpu
     from gguf2st.quants.layout import TYPES
     from gguf2st.quants.reference import QUANTS
