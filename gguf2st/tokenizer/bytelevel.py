@@ -4,16 +4,33 @@ from gguf2st.errors import TokenizerError
 from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
 from gguf2st.tokenizer.pretokenizers import PreTokenizer, read_pretokenizer
 from gguf2st.tokenizer.special import SpecialTokens
-from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary
+from gguf2st.tokenizer.vocab import COPY_HINT, NORMAL, PREFIX, SHOWN, Metadata, Vocabulary
 
 _BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+_BYTE_CHARACTERS = frozenset(
+    map(chr, (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144)))
+)
+"""The characters that stand for bytes: the printable ones of Latin-1, and U+0100 on for the rest (GPT-2)."""
 
 
 def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
     """Raise TokenizerError for merges or a pre-tokenizer that cannot be used. Returns notes."""
     row = read_pretokenizer(metadata)
     check_merges(read_merges(metadata), vocabulary)
-    return [row.note] if row.note else []
+    notes = [row.note] if row.note else []
+    letters = [
+        token
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.issuperset(token)
+    ]
+    if letters:
+        shown = ", ".join(map(repr, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
+        notes.append(
+            f"tokenizers decodes {len(letters)} added tokens ({shown}) as single bytes "
+            "instead of these letters; encoding is not affected"
+        )
+    return notes
 
 
 def parts(metadata: Metadata, vocabulary: Vocabulary, _special: SpecialTokens) -> Parts:

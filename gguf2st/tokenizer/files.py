@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gguf2st.errors import TokenizerError
 from gguf2st.tokenizer import bytelevel, gemma4, sentencepiece
 from gguf2st.tokenizer.parts import Json, Parts
+from gguf2st.tokenizer.pretokenizers import BY_NAME, QWEN2, QWEN35
 from gguf2st.tokenizer.special import AddedToken, SpecialTokens, added_tokens, special_tokens
 from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
 
@@ -15,6 +16,14 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIR = "additional_chat_templates"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+_OWN_CLASS = {
+    "qwen2": ("Qwen2Tokenizer", QWEN2),
+    "qwen35": ("Qwen3_5Tokenizer", QWEN35),
+    "qwen35moe": ("Qwen3_5Tokenizer", QWEN35),
+}
+"""GGUF arch -> the class that transformers 5 loads its model type with, whatever tokenizer_config.json says, and the
+regex of that class: MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS of transformers 5.24 (tokenization_auto.py)."""
 
 _NAMED_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Roles that transformers has a `<role>_token` for."""
@@ -142,10 +151,25 @@ def _plan(metadata: Metadata) -> _Plan:
         else:
             # transformers would match a named token in the text, and a normal token must not be
             notes.append(f"{role}_token is not written: token {i} is the normal token {vocabulary.tokens[i]!r}")
+    notes += _own_class_notes(metadata)
     templates = read_templates(metadata)
     if not templates:
         notes.append("no chat template in the file: none written")
     return _Plan(kind, vocabulary, special, added, named, templates, notes)
+
+
+def _own_class_notes(metadata: Metadata) -> list[str]:
+    arch = read_text(metadata, "general.architecture") or ""
+    if arch not in _OWN_CLASS:
+        return []
+    name, pattern = _OWN_CLASS[arch]
+    pre = BY_NAME.get(read_text(metadata, PREFIX + "pre") or "")
+    if pre is not None and pre.patterns == (pattern,):
+        return [f"transformers 5 loads {arch} with {name}, which brings text to Unicode NFC first; llama.cpp does not"]
+    return [
+        f"transformers 5 loads {arch} with {name} and ITS word regex, not the one written here: load the tokenizer "
+        "with PreTrainedTokenizerFast instead of AutoTokenizer"
+    ]
 
 
 def _read_kind(metadata: Metadata) -> _Kind:

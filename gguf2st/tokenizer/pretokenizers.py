@@ -8,8 +8,10 @@ Where llama.cpp had to approximate the regex of the model, because its engine kn
 no combining marks beyond ASCII, the model's own is used, as llama.cpp quotes it: rows with a note.
 
 A name is listed only when `tests/test_tokenizer.py` finds its token ids equal to llama.cpp's. Left out on purpose:
-`default` names no rule at all; afmoe, cohere2moe, tiny_aya (digits grouped from the right) and kimi-k2 are code in
-llama.cpp; gemma4, mmbert, sarvam-moe, whitespace and granite-embed-multi-311m are not byte-level.
+* `default` names no rule at all;
+* afmoe, cohere2moe, tiny_aya (digits grouped from the right) and kimi-k2 are code in llama.cpp;
+* youtu splits words where their case changes, which llama.cpp's engine cannot;
+* gemma4, mmbert, sarvam-moe, whitespace and granite-embed-multi-311m are not byte-level.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,6 @@ DEEPSEEK_LETTERS = (
     "-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
 )  # escaped: characters that editors normalize into others
 BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
-YOUTU_CJK = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK
 JAIS2 = (
     _SUFFIX + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + r"|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)"
     r"|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
@@ -148,12 +149,6 @@ TABLE = (
     PreTokenizer(
         (_cased_words(_SUFFIX + "?", r"|\p{N}{1,3}"),),
         ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
-        note=CASED_NOTE,
-    ),
-    PreTokenizer(
-        (YOUTU_CJK, _cased_words(_SUFFIX + "?", r"|\p{N}")),
-        ("youtu",),
-        ignore_merges=True,
         note=CASED_NOTE,
     ),
 )

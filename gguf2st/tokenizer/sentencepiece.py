@@ -37,11 +37,21 @@ DECODERS: tuple[Json, ...] = (
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
+MAX_TOKEN_CHARS = 1024
+"""Longer tokens are refused: finding their merges takes quadratic time. Gemma 3 and Llama 2 go up to 31 characters."""
+
+
 def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
     """Raise TokenizerError for scores or tokens that cannot be turned into a BPE model. Returns notes."""
     scores = read_numbers(metadata, "scores", len(vocabulary.tokens))
     if any(score != score for score in scores):
         raise TokenizerError(f"{PREFIX}scores has values that are not numbers (NaN)", hint=COPY_HINT)
+    longest = max(vocabulary.tokens, key=len)
+    if len(longest) > MAX_TOKEN_CHARS:
+        raise TokenizerError(
+            f"token {vocabulary.ids[longest]} has {len(longest)} characters, more than {MAX_TOKEN_CHARS}",
+            hint=COPY_HINT,
+        )
     check_bytes(vocabulary)
     _check_characters(vocabulary)
     return []

@@ -8,6 +8,7 @@ child and turns its death into `ChildDiedError`.
 """
 
 import ctypes as ct
+import faulthandler
 import importlib.util
 import multiprocessing
 import os
@@ -285,6 +286,7 @@ def in_child(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    faulthandler.disable()  # pytest turns it on; a death here is an answer, not a crash to report
     os.environ["GGML_NO_BACKTRACE"] = "1"  # otherwise an assert starts gdb
     try:
         sender.send((True, function(*arguments)))
