@@ -8,18 +8,19 @@ promises; names stand verbatim on both sides:
 `{i}` runs over layers, `{e}` over experts. docs/arch-maps.md describes every table of a map.
 """
 
+import ast
 import difflib
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf2st import config, expr
+from gguf2st import config, keys
 from gguf2st.errors import MapError
-from gguf2st.expr import Expression, Scope
+from gguf2st.expr import Expression, parse
 from gguf2st.ops import OPS
 
 PROBES = frozenset({"has", "rows", "cols"})
@@ -28,6 +29,19 @@ PROBES = frozenset({"has", "rows", "cols"})
 _REQUIRED = ("arch", "layers", "config", "tensors")
 _OPTIONAL = ("when", "experts", "names", "constants", "assumed", "require", "fused", "drop", "ignore", "float32")
 _INDEX = re.compile(r"\{(.*?)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an expression depends on, through [names] as well.
+
+    Attributes:
+        indices: i, e, both or neither.
+        keys: metadata keys it may read; one that ends in a dot stands for all that begin so.
+    """
+
+    indices: tuple[str, ...]
+    keys: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,11 @@ class Equation:
     def over_experts(self) -> bool:
         """Whether the equation is instantiated once per expert."""
         return "{e}" in self.name
+
+    def expressions(self) -> Iterator[Expression]:
+        """Arguments of the ops, then the shape."""
+        yield from (arguments for _, arguments in self.steps)
+        yield self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +115,48 @@ class ArchMap:
         """File name without the suffix; unique among the maps."""
         return self.path.stem
 
+    def use(self, expression: Expression) -> Use:
+        """What an expression of this map depends on. Raises MapError when [names] refer to themselves."""
+        if expression.text not in self._uses:
+            self._uses[expression.text] = self._trace(expression, ())
+        return self._uses[expression.text]
+
+    def expressions(self) -> Iterator[Expression]:
+        """Every expression of the map but those of [names]."""
+        yield from (self.when, self.layers, self.experts, *self.config.values(), *self.require.values())
+        for group in self.groups:
+            yield group.condition
+            for equation in group.equations:
+                yield from equation.expressions()
+
+    @functools.cached_property
+    def keys(self) -> frozenset[str]:
+        """Every metadata key that the map may read, as in `Use.keys`."""
+        return frozenset[str]().union(*(self.use(x).keys for x in self.expressions()))
+
+    @functools.cached_property
+    def per_layer(self) -> frozenset[str]:
+        """Metadata keys that the map takes one item of, so that they may hold one value per layer."""
+        return frozenset[str]().union(*(x.subscripted for x in (*self.names.values(), *self.expressions())))
+
+    @functools.cached_property
+    def _uses(self) -> dict[str, Use]:
+        return {}
+
+    def _trace(self, expression: Expression, path: tuple[str, ...]) -> Use:
+        indices = set(expression.indices)
+        read = {key for call in expression.calls & config.FUNCTIONS.keys() for key in config.FUNCTIONS[call].reads}
+        for name in expression.names:
+            if name in path:
+                raise MapError(f"[names] {' -> '.join([*path, name])} refers to itself")
+            if name in self.names:
+                inner = self._trace(self.names[name], (*path, name))
+                indices |= set(inner.indices)
+                read |= inner.keys
+            elif name not in ("i", "e"):
+                read.add(name)
+        return Use(tuple(sorted(indices)), frozenset(read))
+
 
 def maps_folder() -> Path:
     """Where the maps are: inside an installed package, beside it in a checkout."""
@@ -114,13 +175,13 @@ def load_map(path: Path) -> ArchMap:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise MapError(f"cannot read the arch map {path}: {err.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
         raise MapError(f"{path} is not valid TOML: {err}") from None
     try:
         return _build(path, table)
     except MapError as err:
         raise MapError(f"{path}: {err.message}", hint=err.hint) from None
-    except (AttributeError, TypeError, KeyError) as err:
+    except (AttributeError, TypeError, KeyError, ValueError) as err:
         raise MapError(f"{path}: a table or value has the wrong type ({err})", hint="see docs/arch-maps.md") from None
 
 
@@ -129,20 +190,22 @@ def all_maps(folder: Path | None = None) -> list[ArchMap]:
     return [load_map(p) for p in sorted((folder or maps_folder()).glob("*.toml"))]
 
 
-def select_map(arch: str, scope_for: Callable[["ArchMap"], Scope], *, folder: Path | None = None) -> ArchMap:
+def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | None = None) -> ArchMap:
     """The one map that fits a file.
 
     Args:
         arch: the file's general.architecture.
-        scope_for: map -> Scope over the file's metadata.
+        holds: whether a map's `when` holds for the file.
         folder: where the maps are; `maps_folder()` by default.
 
     Raises:
         MapError: no map for the architecture, none whose `when` holds, or more than one.
     """
     folder = folder or maps_folder()
-    candidates = [load_map(p) for p in sorted(folder.glob("*.toml")) if f'"{arch}"' in p.read_text(encoding="utf-8")]
-    candidates = [m for m in candidates if m.arch == arch]
+    line = re.compile(rf"^\s*arch\s*=\s*[\"']+{re.escape(arch)}[\"']", re.MULTILINE)
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.toml"))}
+    # Parsing all maps would cost more than reading the header of a file.
+    candidates = [m for path, text in texts.items() if line.search(text) and (m := load_map(path)).arch == arch]
     if not candidates:
         known = sorted({m.arch for m in all_maps(folder)})
         near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
@@ -150,7 +213,7 @@ def select_map(arch: str, scope_for: Callable[["ArchMap"], Scope], *, folder: Pa
             f"no arch map for architecture {arch!r}; nearest: {', '.join(near) or 'none'}",
             hint="`gguf2st archs` lists what is supported; docs/arch-maps.md shows how to add one (--arch-map FILE)",
         )
-    fitting = [m for m in candidates if expr.evaluate(m.when, scope_for(m))]
+    fitting = [m for m in candidates if holds(m)]
     if len(fitting) == 1:
         return fitting[0]
     conditions = [f"{m.name}: when {m.when.text}" for m in candidates]
@@ -167,35 +230,64 @@ def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:
     for key in _REQUIRED:
         if key not in table:
             raise MapError(f"the map lacks {key!r}")
-    indices = frozenset({"i", "e"})
-    names = _expressions(table.get("names", {}))
-    if clash := sorted(names.keys() & indices):
-        raise MapError(f"[names] must not define {', '.join(clash)}")
-    groups = tuple(_group(g) for g in table["tensors"])
-    known = {eq.name for g in groups for eq in g.equations}
-    if lost := sorted(set(table.get("float32", [])) - known):
-        raise MapError(f"float32 names {lost[0]!r}, which no equation has")
     for kind in ("drop", "ignore"):
         for name, reason in table.get(kind, {}).items():
             if not isinstance(reason, str) or not reason.strip():
                 raise MapError(f"[{kind}] {name!r} needs a reason")
-    return ArchMap(
+    amap = ArchMap(
         path=path,
         arch=_text(table["arch"], "arch"),
         when=_expression(table.get("when", "True")),
         layers=_expression(table["layers"]),
         experts=_expression(table.get("experts", "0")),
-        names=names,
-        constants=table.get("constants", {}),
+        names=_expressions(table.get("names", {})),
+        constants=dict(table.get("constants", {})),
         assumed={key: (row["value"], _text(row["why"], key)) for key, row in table.get("assumed", {}).items()},
         config=_expressions(table["config"]),
         require=_expressions(table.get("require", {})),
-        groups=groups,
-        fused={k: tuple(v) for k, v in table.get("fused", {}).items()},
+        groups=tuple(_group(g) for g in table["tensors"]),
+        fused={k: tuple(_text(member, k) for member in v) for k, v in table.get("fused", {}).items()},
         drop=table.get("drop", {}),
         ignore=table.get("ignore", {}),
         float32=frozenset(table.get("float32", [])),
     )
+    _check(amap, with_experts="experts" in table)
+    return amap
+
+
+def _check(amap: ArchMap, *, with_experts: bool) -> None:
+    """What can be known to be wrong without a file: unknown keys, indices out of place, names of no equation."""
+    if clash := sorted(amap.names.keys() & {"i", "e"}):
+        raise MapError(f"[names] must not define {', '.join(clash)}")
+    for expression in (*amap.names.values(), *amap.expressions()):
+        for name in expression.names:
+            if name not in amap.names and name not in ("i", "e"):
+                keys.require_key(name)
+    for expression in (amap.when, amap.layers, amap.experts, *amap.config.values(), *amap.require.values()):
+        _check_indices(amap, expression, frozenset(), "outside the equations")
+    equations = [(group, equation) for group in amap.groups for equation in group.equations]
+    for group, equation in equations:
+        allowed = frozenset(index for index in ("i", "e") if f"{{{index}}}" in equation.name)
+        _check_indices(amap, group.condition, allowed & {"i"}, f"in the condition on {equation.name!r}")
+        for expression in equation.expressions():
+            _check_indices(amap, expression, allowed, f"in the equation of {equation.name!r}")
+        if equation.over_experts and not with_experts:
+            raise MapError(
+                f"{equation.name!r} runs over experts, but the map does not say how many `experts` there are"
+            )
+    templates = {equation.name for _, equation in equations}
+    if lost := sorted(amap.float32 - templates):
+        raise MapError(f"float32 names {lost[0]!r}, which no equation has")
+    modules = tuple(name.rpartition(".")[0] for name in templates)
+    for module, members in amap.fused.items():
+        for member in members:
+            if not any(f".{name}".endswith(f".{member}") for name in modules):
+                raise MapError(f"[fused] {module!r} has the member {member!r}, which no equation fills")
+
+
+def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str], where: str) -> None:
+    if extra := [index for index in amap.use(expression).indices if index not in allowed]:
+        raise MapError(f"{expression.text!r} depends on {extra[0]!r}, which has no meaning {where}")
 
 
 def _group(table: Mapping[str, str]) -> Group:
@@ -218,16 +310,17 @@ def _equation(name: str, text: str) -> Equation:
         if not source or not set(_INDEX.findall(source)) <= allowed:
             raise MapError(f"{name!r}: source {source!r} has an index that the name lacks")
     n = len(sources)
-    for op, arguments in steps:
+    for op, _ in steps:
         expected = OPS[op].n_arrays
         if n != expected:
             raise MapError(f"{name!r}: op {op} takes {expected} tensors, here {n}")
         n = 1
-        if extra := (arguments.names & {"i", "e"}) - allowed:
-            raise MapError(f"{name!r}: {op} uses {sorted(extra)[0]!r}, which the name lacks")
     if n != 1:
         raise MapError(f"{name!r}: {n} sources need an op that joins them")
-    return Equation(name, sources, steps, _expression(shape))
+    promised = _expression(shape)
+    if not isinstance(promised.node, ast.List):
+        raise MapError(f"{name!r}: a shape is a list, `-> [rows, cols]`, not {shape.strip()!r}")
+    return Equation(name, sources, steps, promised)
 
 
 def _step(name: str, call: str) -> tuple[str, Expression]:
@@ -241,9 +334,9 @@ def _step(name: str, call: str) -> tuple[str, Expression]:
     if paren and not rest.rstrip().endswith(")"):
         raise MapError(f"{name!r}: {call!r} lacks its closing parenthesis")
     arguments = _expression(f"[{rest.rstrip().removesuffix(')')}]")
-    n_args = len(getattr(arguments.node, "elts", ()))
-    if n_args != OPS[op].n_args:
-        raise MapError(f"{name!r}: op {op} takes {OPS[op].n_args} arguments, here {n_args}")
+    n_args = len(arguments.node.elts) if isinstance(arguments.node, ast.List) else -1
+    if n_args != (expected := len(OPS[op].arguments)):
+        raise MapError(f"{name!r}: op {op} takes {expected} arguments, unlike {call!r}")
     return op, arguments
 
 
@@ -252,7 +345,7 @@ def _expressions(table: Mapping[str, Any]) -> dict[str, Expression]:
 
 
 def _expression(text: Any) -> Expression:
-    expression = expr.parse(_text(text, "expression"))
+    expression = parse(_text(text, "expression"))
     if unknown := sorted(expression.calls - PROBES - config.FUNCTIONS.keys()):
         raise MapError(
             f"{text!r}: no function {unknown[0]!r}; there are {', '.join(sorted(PROBES | config.FUNCTIONS.keys()))}"

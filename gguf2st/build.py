@@ -6,22 +6,25 @@ them all. The only tensors whose values are read are the few hundred bytes of ro
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf2st import archmap, expr
+from gguf2st import archmap
 from gguf2st.archmap import ArchMap, Equation
 from gguf2st.errors import Gguf2stError, MapError
+from gguf2st.expr import Expression
 from gguf2st.fold import listing
 from gguf2st.header import Header, Source
+from gguf2st.keys import KEYS, MAX_INDEX, brief, checked
 from gguf2st.ops import OPS
 from gguf2st.plan import Entry, Plan
 from gguf2st.quants.layout import DECODABLE
-from gguf2st.scope import MapScope
+from gguf2st.scope import MapScope, NoTensorError
 
-MAX_INDEX = 100_000
-"""Most layers or experts a plan is built for: ten times what any model has, and a guard against absurd headers."""
+MAX_INSTANCES = 300_000
+"""Most layers times experts: ten times what any model has, and a guard against loops over an absurd number."""
 
 
 def read_small(header: Header) -> Callable[[Source], list[float]]:
@@ -56,167 +59,272 @@ def build(
     """
     read = read or read_small(header)
     if arch_map is None:
-        amap = archmap.select_map(header.arch, lambda m: MapScope(header, m.names, read))
+        amap = archmap.select_map(header.arch, lambda m: bool(MapScope(header, m, read).evaluate(m.when)))
     else:
         amap = archmap.load_map(arch_map)
         if amap.arch != header.arch:
             raise MapError(f"{arch_map} is for architecture {amap.arch!r}; {header.files[0]} is {header.arch!r}")
-    scope = MapScope(header, amap.names, read)
-    problems: list[str] = []
-    config = _config(amap, scope, problems)
-    missing: dict[str, str] = {}
-    used: set[str] = set()
-    try:
-        entries = tuple(_entries(amap, header, scope, problems, missing, used))
-    except MapError as err:
-        problems.append(err.message)
-        entries = ()
-    dropped = {
-        name: reason
-        for name in header.sources
-        if name not in used
-        and (reason := scope.configured.get(name) or archmap.match_template(name, amap.drop)) is not None
-    }
-    # A tensor behind a broken count or shape is not "unknown": say the cause once, not its consequences.
-    unmapped = () if problems and not entries else tuple(n for n in header.sources if n not in used | dropped.keys())
-    problems += _unread_keys(amap, header, scope.read_keys)
-    problems += _undecodable(header, used)
-    assumed = [f"{key} = {value!r} is assumed: {why}" for key, (value, why) in amap.assumed.items()]
-    return Plan(
-        arch=header.arch,
-        map=amap.name,
-        header=header,
-        config=config,
-        entries=entries,
-        dropped=dropped,
-        unmapped=unmapped,
-        missing=missing,
-        problems=tuple(dict.fromkeys(problems)),
-        notes=tuple(scope.notes + assumed),
-        float32=amap.float32,
-        fused=amap.fused,
-    )
+    return _Builder(amap, header, MapScope(header, amap, read)).plan()
 
 
-def _config(amap: ArchMap, scope: MapScope, problems: list[str]) -> dict[str, Any]:
-    """config.json from the map: constants, expressions, functions; what fails is a problem."""
-    config: dict[str, Any] = dict(amap.constants) | {k: value for k, (value, _) in amap.assumed.items()}
-    for key, expression in amap.config.items():
-        try:
-            value = expr.evaluate(expression, scope.at())
-            config |= value if key.startswith("*") else {key: value}
-        except Gguf2stError as err:
-            problems.append(f"config.json {key.removeprefix('*')}: {err.message}")
-    for message, expression in amap.require.items():
-        try:
-            held = expr.evaluate(expression, scope.at())
-        except MapError as err:
-            problems.append(err.message)
-            continue
-        if not held:
-            values = ", ".join(f"{n} = {scope.lookup(n)!r}" for n in sorted(expression.names))
-            problems.append(f"{message} ({values})")
-    return config
+@dataclass
+class _Builder:
+    """One map meets one header. Collects what does not fit, a cause once and not with each of its consequences.
 
+    Attributes:
+        problems: one line each, in order, without repetition.
+        lost_tensors: problem -> the tensor that a map asked the size of; not said again when `missing` says it.
+        missing: HF tensor -> the sources that its equation lacks.
+        used: GGUF tensors with a place.
+        blocked: source templates of the equations that could not be instantiated, for a reason among the problems.
+        misshapen: what is wrong with a shape -> the GGUF tensors that have it.
+        misread: metadata keys that the wrong shapes were computed from.
+    """
 
-def _entries(
-    amap: ArchMap,
-    header: Header,
-    scope: MapScope,
-    problems: list[str],
-    missing: dict[str, str],
-    used: set[str],
-) -> Iterator[Entry]:
-    layers, experts = (_count(x, what, scope) for x, what in ((amap.layers, "layers"), (amap.experts, "experts")))
-    seen: set[str] = set()
-    for group in amap.groups:
-        for equation in group.equations:
-            for i in range(layers) if equation.over_layers else [None]:
-                index = {} if i is None else {"i": i}
-                if not expr.evaluate(group.condition, scope.at(**index)):
+    amap: ArchMap
+    header: Header
+    scope: MapScope
+    problems: dict[str, None] = field(default_factory=dict)
+    lost_tensors: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    blocked: dict[str, str] = field(default_factory=dict)
+    misshapen: dict[str, dict[str, None]] = field(default_factory=dict)
+    misread: set[str] = field(default_factory=set)
+
+    def plan(self) -> Plan:
+        """Everything, in one go."""
+        self._check_keys()
+        config = self._config()
+        self._require()
+        entries = tuple(self._entries())
+        failed = bool(self.problems or self.lost_tensors)
+        dropped = self._dropped()
+        unmapped = tuple(
+            name
+            for name in self.header.sources
+            if name not in self.used
+            and name not in dropped
+            and not (self.blocked and archmap.match_template(name, self.blocked))
+        )
+        lacking = {source for text in self.missing.values() for source in text.split(", ")}
+        lost = [message for message, tensor in self.lost_tensors.items() if tensor not in lacking]
+        problems = [*self.problems, *lost, *self._shape_problems(), *self._unread_keys(failed), *self._undecodable()]
+        assumed = [f"{key} = {value!r} is assumed: {why}" for key, (value, why) in self.amap.assumed.items()]
+        return Plan(
+            arch=self.header.arch,
+            map=self.amap.name,
+            header=self.header,
+            config=config,
+            entries=entries,
+            dropped=dropped,
+            unmapped=unmapped,
+            missing=self.missing,
+            problems=tuple(problems),
+            notes=tuple(self.scope.notes + assumed),
+            float32=self.amap.float32,
+            fused=self.amap.fused,
+        )
+
+    def _check_keys(self) -> None:
+        """Types and ranges of all that the map may read: an expression that fails would hide the keys behind it."""
+        prefix = f"{self.header.arch}."
+        for full, value in self.header.metadata.items():
+            key = full.removeprefix(prefix)
+            if full.startswith(prefix) and key in KEYS and _is_among(key, self.amap.keys):
+                try:
+                    checked(full, key, value)
+                except MapError as err:
+                    self._problem(err.message)
+
+    def _config(self) -> dict[str, Any]:
+        """config.json from the map: constants, expressions, functions."""
+        config: dict[str, Any] = dict(self.amap.constants) | {k: value for k, (value, _) in self.amap.assumed.items()}
+        for key, expression in self.amap.config.items():
+            value = self._value(expression)
+            if value is not _FAILED:
+                config |= value if key.startswith("*") else {key: value}
+        return config
+
+    def _require(self) -> None:
+        for message, expression in self.amap.require.items():
+            if not self._value(expression):
+                self._problem(f"{message}{self._values(self.amap.use(expression).keys)}")
+
+    def _entries(self) -> Iterator[Entry]:
+        seen: set[str] = set()
+        layers, experts = self._counts()
+        for group in self.amap.groups:
+            for equation in group.equations:
+                if (equation.over_layers and layers is None) or (equation.over_experts and experts is None):
+                    self._block(equation)
                     continue
-                for entry in _instances(equation, index, experts, header, scope, problems, missing, used):
-                    if entry.name in seen:
-                        problems.append(f"{entry.name} is filled by two equations of the map {amap.name}")
-                    seen.add(entry.name)
-                    yield entry
+                for i in range(layers or 0) if equation.over_layers else [None]:
+                    index = {} if i is None else {"i": i}
+                    holds = self._value(group.condition, **index)
+                    if holds is _FAILED:
+                        self._block(equation)
+                    elif holds:
+                        for entry in self._instances(equation, index, experts or 0):
+                            if entry.name in seen:
+                                self._problem(f"{entry.name} is filled by two equations of the map {self.amap.name}")
+                            seen.add(entry.name)
+                            yield entry
 
+    def _counts(self) -> tuple[int | None, int | None]:
+        """Layers and experts; None for a number that is not there, or absurd."""
+        layers = self._count(self.amap.layers, "layers", 1)
+        experts = self._count(self.amap.experts, "experts", 0)
+        if layers and experts and layers * experts > MAX_INSTANCES:
+            self._problem(f"{layers} layers of {experts} experts: no model has so many")
+            return layers, None
+        return layers, experts
 
-def _instances(
-    equation: Equation,
-    index: dict[str, int],
-    experts: int,
-    header: Header,
-    scope: MapScope,
-    problems: list[str],
-    missing: dict[str, str],
-    used: set[str],
-) -> Iterator[Entry]:
-    """The entries of one equation in one layer: one, or one per expert."""
-    packed = all(OPS[op].packed for op, _ in equation.steps)
-    for e in range(experts) if equation.over_experts else [None]:
-        here = index if e is None else index | {"e": e}
-        scope.at(**here)
-        name = _fill(equation.name, here)
-        sources = tuple(_fill(s, here) for s in equation.sources)
-        if lost := [s for s in sources if s not in header.sources]:
-            missing[name] = ", ".join(lost)
-            continue
-        used.update(sources)
-        ops = tuple((op, *expr.evaluate(arguments, scope)) for op, arguments in equation.steps)
-        promised = tuple(expr.evaluate(equation.shape, scope))
+    def _count(self, expression: Expression, what: str, low: int) -> int | None:
+        n = self._value(expression)
+        if n is _FAILED:
+            return None
+        if type(n) is not int or not low <= n <= MAX_INDEX:
+            self._problem(f"the number of {what}, {expression.text}, is {n!r}")
+            return None
+        return n
+
+    def _instances(self, equation: Equation, index: dict[str, int], experts: int) -> Iterator[Entry]:
+        """The entries of one equation in one layer: one, or one per expert."""
+        packed = all(OPS[op].packed for op, _ in equation.steps)
+        stacks = [s for s in equation.sources if "{e}" not in s] if equation.over_experts else []
+        for e in range(experts) if equation.over_experts else [None]:
+            here = index if e is None else index | {"e": e}
+            name = _fill(equation.name, here)
+            sources = tuple(_fill(s, here) for s in equation.sources)
+            if lost := [s for s in sources if s not in self.header.sources]:
+                self.missing[name] = ", ".join(lost)
+                continue
+            self.used.update(sources)
+            if e == 0 and not self._whole_stacks([_fill(s, here) for s in stacks], experts):
+                return
+            arguments = [self._value(x, **here) for _, x in equation.steps]
+            promised = self._value(equation.shape, **here)
+            if promised is _FAILED or _FAILED in arguments:
+                continue
+            ops = tuple((op, *args) for (op, _), args in zip(equation.steps, arguments, strict=True))
+            if shape := self._shape(equation, sources, ops, promised):
+                yield Entry(name, sources, ops, shape, packed)
+
+    def _whole_stacks(self, stacks: list[str], experts: int) -> bool:
+        """Whether tensors that hold all experts of a layer hold exactly as many as the metadata say."""
+        wrong = [s for s in stacks if self.header.sources[s].shape[:1] != (experts,)]
+        for name in wrong:
+            shape = list(self.header.sources[name].shape)
+            self._misshapen(name, f"is {shape}, not one matrix for each of {experts} experts", self.amap.experts)
+        return not wrong
+
+    def _shape(
+        self, equation: Equation, sources: tuple[str, ...], ops: tuple[tuple[Any, ...], ...], promised: list[Any]
+    ) -> tuple[int, ...] | None:
+        """The shape of an entry, or None when its sources do not give what the equation promises."""
+        shapes = [self.header.sources[s].shape for s in sources]
+        found = f"is {' and '.join(str(list(shape)) for shape in shapes)}"
+        joined = ", ".join(sources)
         try:
-            shape = _shape([header.sources[s].shape for s in sources], ops)
-        except (ValueError, TypeError, IndexError) as err:
-            problems.append(f"{name}: {', '.join(sources)}: {err}")
-            continue
-        if shape != promised:
-            problems.append(
-                f"{name} has shape {list(shape)} in the file, but its metadata promise {list(promised)}"
-                f" (from {', '.join(sources)})"
-            )
-            continue
-        yield Entry(name, sources, ops, shape, packed)
+            for op, *arguments in ops:
+                shapes = [OPS[op].result(shapes, *arguments)]
+        except ValueError as err:
+            self._misshapen(joined, f"{found}: {err}", *(x for _, x in equation.steps))
+            return None
+        (shape,) = shapes
+        if shape != tuple(promised) or not all(type(n) is int for n in promised):
+            if shape not in (self.header.sources[s].shape for s in sources):
+                found += f" and gives {list(shape)}"
+            self._misshapen(joined, f"{found}, not {equation.shape.text} = {promised}", equation.shape)
+            return None
+        return shape
+
+    def _dropped(self) -> dict[str, str]:
+        dropped: dict[str, str] = {}
+        for name in self.header.sources.keys() - self.used:
+            reason = self.scope.configured.get(name) or archmap.match_template(name, self.amap.drop)
+            if reason is not None:
+                dropped[name] = reason
+        return {name: dropped[name] for name in self.header.sources if name in dropped}
+
+    def _value(self, expression: Expression, **index: int) -> Any:
+        """Value of an expression, or _FAILED with the reason among the problems."""
+        try:
+            return self.scope.at(**index).evaluate(expression)
+        except NoTensorError as err:
+            self.lost_tensors[err.message] = err.tensor
+        except Gguf2stError as err:
+            self._problem(err.message)
+        return _FAILED
+
+    def _problem(self, line: str) -> None:
+        self.problems[line] = None
+
+    def _block(self, equation: Equation) -> None:
+        self.blocked.update(dict.fromkeys(equation.sources, "blocked"))
+
+    def _misshapen(self, tensor: str, what: str, *computed_from: Expression) -> None:
+        self.misshapen.setdefault(what, {})[tensor] = None
+        for expression in computed_from:
+            self.misread |= self.amap.use(expression).keys
+
+    def _shape_problems(self) -> list[str]:
+        """All wrong shapes in one line: a single wrong number in the metadata makes several of them."""
+        if not self.misshapen:
+            return []
+        rows = [f"{listing(names)} {what}" for what, names in self.misshapen.items()]
+        more = f"; and {len(rows) - 8} more" if len(rows) > 8 else ""
+        return [f"shapes that contradict the metadata: {'; '.join(rows[:8])}{more}{self._values(self.misread)}"]
+
+    def _values(self, keys: set[str] | frozenset[str]) -> str:
+        """` (llama.block_count = 2, ...)` for those of the keys that the file has."""
+        metadata, prefix = self.header.metadata, f"{self.header.arch}."
+        values = [
+            f"{prefix}{key} = {brief(metadata[prefix + key])}" for key in sorted(keys) if prefix + key in metadata
+        ]
+        return f" ({', '.join(values)})" if values else ""
+
+    def _unread_keys(self, failed: bool) -> list[str]:
+        """Keys of the architecture that nothing read and the map does not ignore: what they say would be lost.
+
+        After a failure only keys that the map could not have read: what it would have read after the failure is open.
+        """
+        prefix = f"{self.header.arch}."
+        unread = [
+            f"{key} = {brief(value)}"
+            for key, value in self.header.metadata.items()
+            if key.startswith(prefix)
+            and key not in self.scope.read_keys
+            and key.removeprefix(prefix) not in self.amap.ignore
+            and not (failed and _is_among(key.removeprefix(prefix), self.amap.keys))
+        ]
+        return [f"metadata that the map {self.amap.name} does not use: {', '.join(unread)}"] if unread else []
+
+    def _undecodable(self) -> list[str]:
+        by_type: dict[str, list[str]] = {}
+        for name, source in self.header.sources.items():
+            if name in self.used and source.qtype not in DECODABLE:
+                by_type.setdefault(source.qtype, []).append(name)
+        return [f"no decoder for ggml {qtype}, used by {listing(names)}" for qtype, names in by_type.items()]
 
 
-def _shape(shapes: list[tuple[int, ...]], ops: tuple[tuple[Any, ...], ...]) -> tuple[int, ...]:
-    for op, *arguments in ops:
-        shapes = [OPS[op].shape(*shapes, *arguments)]
-    return shapes[0]
+class _Failed:
+    """What an expression gives whose evaluation failed."""
+
+    def __bool__(self) -> bool:
+        return True  # a condition or requirement that cannot be evaluated is one problem, not two
 
 
-def _count(expression: expr.Expression, what: str, scope: MapScope) -> int:
-    n = expr.evaluate(expression, scope.at())
-    if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= MAX_INDEX:
-        raise MapError(f"the number of {what}, {expression.text}, is {n!r}")
-    return n
+_FAILED = _Failed()
 
 
-def _fill(template: str, index: Mapping[str, int]) -> str:
+def _fill(template: str, index: dict[str, int]) -> str:
     for key, number in index.items():
         template = template.replace(f"{{{key}}}", str(number))
     return template
 
 
-def _unread_keys(amap: ArchMap, header: Header, read: set[str]) -> list[str]:
-    """Keys of the architecture that nothing read and the map does not ignore: what they say would be lost."""
-    prefix = f"{header.arch}."
-    unread = [
-        f"{key} = {_brief(value)}"
-        for key, value in header.metadata.items()
-        if key.startswith(prefix) and key not in read and key.removeprefix(prefix) not in amap.ignore
-    ]
-    return [f"metadata that the map {amap.name} does not use: {', '.join(unread)}"] if unread else []
-
-
-def _undecodable(header: Header, used: set[str]) -> list[str]:
-    by_type: dict[str, list[str]] = {}
-    for name, source in header.sources.items():
-        if name in used and source.qtype not in DECODABLE:
-            by_type.setdefault(source.qtype, []).append(name)
-    return [f"no decoder for ggml {qtype}, used by {listing(names)}" for qtype, names in by_type.items()]
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _is_among(key: str, names: frozenset[str]) -> bool:
+    """Whether `key` is one of the names, or begins with one that ends in a dot."""
+    return key in names or any(key.startswith(name) for name in names if name.endswith("."))

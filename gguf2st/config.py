@@ -6,12 +6,12 @@ transformers 4.5x (rope_theta, rope_scaling, torch_dtype), 5.x (rope_parameters,
 """
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gguf2st.errors import MapError
-from gguf2st.header import shortest_float32
+from gguf2st.rope_fit import fit_llama3
 
 if TYPE_CHECKING:
     from gguf2st.tokenizer import SpecialTokens
@@ -33,15 +33,33 @@ class FileScope(Protocol):
         ...
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {}
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that maps may call.
+
+    Attributes:
+        fn: (scope, *arguments) -> config.json keys.
+        reads: metadata keys that are its business; one that ends in a dot stands for all that begin so.
+    """
+
+    fn: Callable[..., Any]
+    reads: tuple[str, ...]
 
 
-def _function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    FUNCTIONS[fn.__name__] = fn
-    return fn
+FUNCTIONS: dict[str, Function] = {}
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
 
 
-@_function
+def _function(*reads: str) -> Callable[[_Fn], _Fn]:
+    def register(fn: _Fn) -> _Fn:
+        FUNCTIONS[fn.__name__] = Function(fn, reads)
+        return fn
+
+    return register
+
+
+@_function("rope.")
 def rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     """Rotary embedding over whole heads: theta, and linear, yarn or llama3 scaling.
 
@@ -49,15 +67,13 @@ def rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
         MapError: partial rotary embedding, or scaling that has no known form.
     """
     theta = _theta(scope, "rope.freq_base")
-    dims = scope.get("rope.dimension_count") or head_dim
-    if dims != head_dim:
-        raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
-    scaling = _scaling(scope) or _llama3_scaling(scope, theta, dims)
+    _require_whole_heads(scope, head_dim)
+    scaling = _scaling(scope) or _llama3_scaling(scope, theta, head_dim)
     out = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta} | scaling}
     return out | ({"rope_scaling": scaling} if scaling else {})
 
 
-@_function
+@_function("rope.", "attention.sliding_window", "attention.sliding_window_pattern")
 def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, hidden: int) -> dict[str, Any]:
     """Gemma 3: five sliding-window layers with their own rope base, then a full one; scaling on full layers only.
 
@@ -67,9 +83,7 @@ def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, h
     window = scope.get("attention.sliding_window") or 0
     types = _layer_types(scope, layers, default_pattern=6) if window else ["full_attention"] * layers
     theta, local = _theta(scope, "rope.freq_base"), _theta(scope, "rope.freq_base_swa")
-    dims = scope.get("rope.dimension_count") or head_dim
-    if dims != head_dim:
-        raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
+    _require_whole_heads(scope, head_dim)
     scaling = _scaling(scope)
     out: dict[str, Any] = {
         "sliding_window": window or None,
@@ -85,6 +99,13 @@ def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, h
     if "full_attention" in types:
         out["sliding_window_pattern"] = types.index("full_attention") + 1
     return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _require_whole_heads(scope: FileScope, head_dim: int) -> None:
+    """Raise MapError when the rotary embedding covers another number of dimensions than a head has."""
+    dims = scope.get("rope.dimension_count") or head_dim
+    if dims != head_dim:
+        raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
 
 
 def _theta(scope: FileScope, key: str) -> float:
@@ -134,15 +155,7 @@ def _scaling(scope: FileScope) -> dict[str, Any]:
 
 
 def _llama3_scaling(scope: FileScope, theta: float, dims: int) -> dict[str, Any]:
-    """llama3 scaling, which a GGUF holds only as `rope_freqs.weight`: one divisor per rotary frequency.
-
-    The converter computes, for a wavelength w = 2 pi theta^(2j/dims):
-
-        1 where w < original / high;  factor where w > original / low;
-        else 1 / ((1 - s) / factor + s) with s = (original / w - low) / (high - low)
-
-    Between the two ends 1/divisor is linear in 1/w, which gives `original` and `high` for low = 1 (the value of
-    every published model). Whatever is found must reproduce the tensor to float32 precision.
+    """llama3 scaling, which a GGUF holds only as `rope_freqs.weight`; {} without that tensor, or when it is all ones.
 
     Raises:
         MapError: the tensor follows no such rule.
@@ -152,58 +165,21 @@ def _llama3_scaling(scope: FileScope, theta: float, dims: int) -> dict[str, Any]
         return {}
     if len(divisors) != dims // 2:
         raise MapError(f"rope_freqs.weight has {len(divisors)} values for {dims} rotary dimensions")
-    factor = shortest_float32(max(divisors))
-    for original, high in _llama3_candidates(scope, divisors, factor, theta, dims):
-        predicted = _llama3_divisors(factor, high, original, theta, dims)
-        if all(math.isclose(a, b, rel_tol=2e-6) for a, b in zip(divisors, predicted, strict=True)):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-    raise MapError(
-        "rope_freqs.weight follows no known scaling rule (llama3 with low_freq_factor 1 was tried)",
-        hint="such a model cannot be expressed in config.json; please report it with the tensor's values",
-    )
-
-
-def _llama3_candidates(
-    scope: FileScope, divisors: Sequence[float], factor: float, theta: float, dims: int
-) -> list[tuple[int, float]]:
-    """(original context, high_freq_factor) pairs worth trying, the fitted one first."""
-    points = [  # (1 / wavelength, 1 / divisor) strictly between both ends
-        (theta ** (-2 * j / dims) / (2 * math.pi), 1 / d) for j, d in enumerate(divisors) if 1.0 < d < factor
-    ]
-    lengths = [scope.get("context_length") or 0, 8192, *(2**k for k in range(20, 4, -1))]
-    usual = [(n, 4.0) for n in lengths if n]
-    if len(points) < 2 or factor <= 1.0:
-        scope.note(
-            "rope_freqs.weight leaves the original context length open; the value written gives the same frequencies"
+    found = fit_llama3(divisors, theta, dims, scope.get("context_length") or 0)
+    if found is None:
+        raise MapError(
+            "rope_freqs.weight follows no known scaling rule (llama3 with low_freq_factor 1 was tried)",
+            hint="such a model cannot be expressed in config.json; please report it with the tensor's values",
         )
-        return usual
-    (x0, y0), (x1, y1) = points[0], points[-1]
-    unlerp = 1 / (1 - 1 / factor)
-    slope = (y0 - y1) / (x0 - x1) * unlerp
-    intercept = (y0 - 1 / factor) * unlerp - slope * x0
-    high = 1 - 1 / intercept
-    return [(round(slope * (round(high, 3) - 1)), round(high, 3)), *usual]
-
-
-def _llama3_divisors(factor: float, high: float, original: int, theta: float, dims: int) -> list[float]:
-    """The divisors llama.cpp's converter writes for these settings and low_freq_factor 1, as float32."""
-    out = []
-    for j in range(dims // 2):
-        wavelength = 2 * math.pi * theta ** (2 * j / dims)
-        if wavelength < original / high:
-            out.append(1.0)
-        elif wavelength > original:
-            out.append(factor)
-        else:
-            smooth = (original / wavelength - 1) / (high - 1)
-            out.append(1 / ((1 - smooth) / factor + smooth))
-    return [struct.unpack("f", struct.pack("f", x))[0] for x in out]
+    if not found.unique:
+        scope.note("rope_freqs.weight fits several llama3 settings; the ones written give the same frequencies")
+    return {
+        "rope_type": "llama3",
+        "factor": found.factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": found.high,
+        "original_max_position_embeddings": found.original,
+    }
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -223,7 +199,7 @@ def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> d
     llama.cpp stores recommendations as general.sampling.*; names below are transformers'.
     """
     sampling = {
-        ours: metadata[f"general.sampling.{theirs}"]
+        ours: value
         for theirs, ours in (
             ("temp", "temperature"),
             ("top_k", "top_k"),
@@ -231,9 +207,13 @@ def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> d
             ("min_p", "min_p"),
             ("penalty_repeat", "repetition_penalty"),
         )
-        if isinstance(metadata.get(f"general.sampling.{theirs}"), int | float)
+        if _is_number(value := metadata.get(f"general.sampling.{theirs}"))
     }
     return token_ids(tokens) | ({"do_sample": True} | sampling if sampling else {})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _one_or_list(ids: Sequence[int]) -> int | list[int] | None:

@@ -6,13 +6,15 @@ An expression is a whitelisted subset of Python, parsed once and evaluated many 
     [heads * head_dim, hidden]
     has('output.weight')
 
-`a or b` is the fallback chain: a name that the file lacks counts as false there. Anywhere else a missing
-name is an error that names it. Nothing outside the whitelist is ever evaluated.
+`a or b` is the fallback chain: a name that the file lacks counts as false there, and so do 0 and an empty list.
+Anywhere else a missing name is an error that names it. Arithmetic is for numbers only: a text or a list times a number
+is an error, not a repetition. Nothing outside the whitelist is ever evaluated.
 """
 
 import ast
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +37,11 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_CONSTANTS = (bool, int, float, str, type(None))
+_MAX_LENGTH = 1000
+_MAX_DEPTH = 40
+"""Deepest nesting; the longest chain of any map is a fifth of it, and Python's own stack stays out of the question."""
+_MAX_NUMBER = 2**63
+_INDEX = re.compile(r"\{(i|e)\}")
 
 
 class Scope(Protocol):
@@ -66,12 +72,21 @@ MISSING = _Missing()
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression: its text, the names it reads and the functions it calls."""
+    """A parsed expression.
+
+    Attributes:
+        names: what it reads, dotted, in the order of the text; i and e included.
+        calls: the functions it calls.
+        subscripted: those of the names that it takes one item of, as in `attention.head_count_kv[i]`.
+        indices: i or e, where it reads them by name or inside a tensor name such as `'blk.{i}.attn_q.bias'`.
+    """
 
     text: str
     node: ast.expr
-    names: frozenset[str]
+    names: tuple[str, ...]
     calls: frozenset[str]
+    subscripted: frozenset[str]
+    indices: frozenset[str]
 
 
 @functools.cache
@@ -81,28 +96,40 @@ def parse(text: str) -> Expression:
     Raises:
         MapError: the text is not an expression, or uses anything that is not allowed.
     """
-    if len(text) > 1000:
-        raise MapError(f"expression of {len(text)} characters: the limit is 1000")
+    text = text.strip()
+    if len(text) > _MAX_LENGTH:
+        raise MapError(f"expression of {len(text)} characters: the limit is {_MAX_LENGTH}")
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         raise MapError(f"{text!r} is not an expression: {getattr(err, 'msg', err)}") from None
-    names: set[str] = set()
+    names: dict[str, None] = {}
     calls: set[str] = set()
+    subscripted: set[str] = set()
+    indices: set[str] = set()
 
-    def check(node: ast.expr) -> None:
+    def check(node: ast.expr, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise MapError(f"{text!r} is nested more than {_MAX_DEPTH} deep")
         match node:
-            case ast.Constant(value=value) if isinstance(value, _CONSTANTS):
+            case ast.Constant(value=str(value)):
+                indices.update(_INDEX.findall(value))
+                return
+            case ast.Constant(value=None | bool()):
+                return
+            case ast.Constant(value=int() | float() as value) if value < _MAX_NUMBER:
                 return
             case ast.Name(id=name):
-                names.add(name)
+                names[name] = None
                 return
             case ast.Attribute():
-                names.add(_dotted(node, text))
+                names[_dotted(node, text)] = None
                 return
             case ast.List(elts=parts) | ast.BoolOp(values=parts):
                 pass
             case ast.Subscript(value=value, slice=index):
+                if isinstance(value, ast.Name | ast.Attribute):
+                    subscripted.add(_dotted(value, text))
                 parts = [value, index]
             case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
                 parts = [operand]
@@ -116,12 +143,13 @@ def parse(text: str) -> Expression:
                 calls.add(name)
                 parts = args
             case _:
-                raise MapError(f"{text!r}: {ast.unparse(node)!r} is not allowed in an expression")
+                raise _forbidden(text, node)
         for part in parts:
-            check(part)
+            check(part, depth + 1)
 
-    check(node)
-    return Expression(text, node, frozenset(names), frozenset(calls))
+    check(node, 0)
+    indices |= names.keys() & {"i", "e"}
+    return Expression(text, node, tuple(names), frozenset(calls), frozenset(subscripted), frozenset(indices))
 
 
 def evaluate(expression: Expression, scope: Scope) -> Any:
@@ -145,7 +173,7 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not walk(operand)
             case ast.UnaryOp(operand=operand):
-                return -present(operand)
+                return -number(operand)
             case ast.BoolOp(op=op, values=values):
                 stop = isinstance(op, ast.Or)
                 out: Any = MISSING
@@ -159,10 +187,7 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
             case ast.Subscript(value=value, slice=index):
                 return present(value)[present(index)]
             case ast.BinOp(left=left, op=op, right=right):
-                a, b = present(left), present(right)
-                if isinstance(a, str) or isinstance(b, str):
-                    raise TypeError("arithmetic on text")
-                return _BINARY[type(op)](a, b)
+                return _BINARY[type(op)](number(left), number(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return _COMPARE[type(op)](present(left), present(right))
             case ast.Call(func=ast.Name(id=name), args=args):
@@ -172,8 +197,14 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
     def present(node: ast.expr) -> Any:
         value = walk(node)
         if value is MISSING:
-            raise MapError(f"the file has no {ast.unparse(node)!r}, which {text!r} needs")
+            raise MapError(f"the file's metadata lack {_segment(text, node)!r}")
         return value
+
+    def number(node: ast.expr) -> int | float:
+        value = present(node)
+        if type(value) is int or type(value) is float:
+            return value
+        raise TypeError(f"{_segment(text, node)} is no number")
 
     try:
         return present(expression.node)
@@ -183,12 +214,23 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
 
 def _dotted(node: ast.expr, text: str) -> str:
     """`a.b.c` of a chain of attributes that starts at a plain name."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=attr):
-            return f"{_dotted(value, text)}.{attr}"
-    raise MapError(f"{text!r}: {ast.unparse(node)!r} is not allowed in an expression")
+    parts: list[str] = []
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if not isinstance(inner, ast.Name):
+        raise _forbidden(text, node)
+    return ".".join([inner.id, *reversed(parts)])
+
+
+def _forbidden(text: str, node: ast.expr) -> MapError:
+    return MapError(f"{text!r}: {_segment(text, node)!r} is not allowed in an expression")
+
+
+def _segment(text: str, node: ast.expr) -> str:
+    """The part of the text that a node stands for; unparsing a strange one could run out of stack."""
+    return ast.get_source_segment(text, node) or type(node).__name__
 
 
 def _truth(value: Any) -> bool:

@@ -12,10 +12,10 @@ def fold(names: Iterable[str]) -> list[str]:
 
     Two varying components are folded only when every combination is present; otherwise the first stays spelled out.
     """
-    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = defaultdict(list)
+    groups: dict[tuple[str | None, ...], list[tuple[int, ...]]] = defaultdict(list)
     for name in names:
         parts = name.split(".")
-        pattern = tuple("#" if _is_number(p) else p for p in parts)
+        pattern = tuple(None if _is_number(p) else p for p in parts)
         groups[pattern].append(tuple(int(p) for p in parts if _is_number(p)))
     folded: list[str] = []
     for pattern, numbers in groups.items():
@@ -54,9 +54,9 @@ def _span(numbers: list[int]) -> str:
     return "{" + ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs) + "}"
 
 
-def _fill(pattern: tuple[str, ...], spans: tuple[str, ...]) -> str:
+def _fill(pattern: tuple[str | None, ...], spans: tuple[str, ...]) -> str:
     filled = iter(spans)
-    return ".".join(next(filled) if part == "#" else part for part in pattern)
+    return ".".join(next(filled) if part is None else part for part in pattern)
 
 
 def listing(names: Iterable[str], limit: int = 8) -> str:

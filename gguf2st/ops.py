@@ -4,12 +4,12 @@ An op is a pure function over arrays. It uses only what numpy arrays and torch t
 on any device. Its shape rule stands beside it, so that planning needs neither library (a test holds the two
 together on torch's meta device).
 
-`packed=True`: the op only moves whole rows and never touches the last axis. It then runs unchanged on quantized
-bytes `(..., rows, bytes per row)` and commutes with dequantization.
+`packed=True`: the op only moves whole rows. On a matrix it never touches the last axis, so that it runs unchanged on
+quantized bytes `(..., rows, bytes per row)` and commutes with dequantization. The rows of a vector are its elements.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ class Op:
         shape: shapes, then arguments -> shape; raises ValueError when they do not fit.
         packed: whether `fn` only moves whole rows.
         n_arrays: how many arrays `fn` takes.
-        n_args: how many arguments follow them.
+        arguments: (name, int or float) of each argument that follows them.
     """
 
     name: str
@@ -35,7 +35,20 @@ class Op:
     shape: Callable[..., Shape]
     packed: bool
     n_arrays: int
-    n_args: int
+    arguments: tuple[tuple[str, type], ...]
+
+    def result(self, shapes: Sequence[Shape], *arguments: Any) -> Shape:
+        """The shape that `fn` gives.
+
+        Raises:
+            ValueError: arguments of the wrong type, or shapes that do not fit them.
+        """
+        for (name, kind), value in zip(self.arguments, arguments, strict=True):
+            if type(value) is not int and type(value) is not kind:
+                raise ValueError(
+                    f"{name} of {self.name} is {value!r}, not {'a whole number' if kind is int else 'a number'}"
+                )
+        return self.shape(*shapes, *arguments)
 
 
 OPS: dict[str, Op] = {}
@@ -44,16 +57,16 @@ OPS: dict[str, Op] = {}
 def _op(*, packed: bool, shape: Callable[..., Shape]) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     def register(fn: Callable[..., Array]) -> Callable[..., Array]:
         parameters = list(inspect.signature(fn).parameters.values())
-        n_arrays = sum(p.annotation is Array for p in parameters)
-        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, n_arrays, len(parameters) - n_arrays)
+        arguments = tuple((p.name, p.annotation) for p in parameters if p.annotation is not Array)
+        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, len(parameters) - len(arguments), arguments)
         return fn
 
     return register
 
 
 def _unpermute_shape(x: Shape, heads: int) -> Shape:
-    if heads < 1 or x[0] % (2 * heads):
-        raise ValueError(f"{x[0]} rows are not {heads} heads of an even width")
+    if not x or heads < 1 or x[0] % (2 * heads):
+        raise ValueError(f"{x[0] if x else 'no'} rows are not {heads} heads of an even width")
     return x
 
 

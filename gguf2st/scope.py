@@ -1,10 +1,11 @@
 """What an arch map sees of one file: metadata, shorthands and probes. Every read is recorded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gguf2st import config, expr
+from gguf2st import config, expr, keys
+from gguf2st.archmap import ArchMap
 from gguf2st.errors import CoverageError, MapError
 from gguf2st.expr import MISSING, Expression
 from gguf2st.header import Header, Source
@@ -13,8 +14,16 @@ SMALL_NBYTES = 1 << 16
 """Largest tensor that may become configuration; rope factors are a few hundred bytes."""
 
 
+class NoTensorError(MapError):
+    """A map asks for the size of a tensor that the file does not have."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"the file has no tensor {tensor!r}")
+        self.tensor = tensor
+
+
 class MapScope:
-    """Names for the expressions of a map: {i} and {e}, then [names], then `<arch>.<key>`, then `<key>`.
+    """Names for the expressions of a map: {i} and {e}, then [names], then the metadata key `<arch>.<name>`.
 
     Attributes:
         read_keys: full metadata keys that some expression has read.
@@ -22,12 +31,7 @@ class MapScope:
         notes: what config functions want to be said in the report.
     """
 
-    def __init__(
-        self,
-        header: Header,
-        names: Mapping[str, Expression],
-        read_small: Callable[[Source], list[float]],
-    ) -> None:
+    def __init__(self, header: Header, amap: ArchMap, read_small: Callable[[Source], list[float]]) -> None:
         """`read_small` gives the values of a small float32 tensor; the one exception to headers-only planning."""
         self.header = header
         self.read_keys: set[str] = set()
@@ -37,55 +41,67 @@ class MapScope:
             "has": lambda name: self._instance(name) in header.sources,
             "rows": lambda name: self._dim(name, -2),
             "cols": lambda name: self._dim(name, -1),
-        } | {name: partial(fn, self) for name, fn in config.FUNCTIONS.items()}
-        self._names = names
+        } | {name: partial(function.fn, self) for name, function in config.FUNCTIONS.items()}
+        self._map = amap
         self._read_small = read_small
         self._index: dict[str, int] = {}
-        self._memo: dict[str, Any] = {}
-        self._open: list[str] = []
-        self._per_index = _index_dependent(names)
+        self._memo: dict[tuple[str, tuple[int | None, ...]], Any] = {}
 
     def at(self, **index: int) -> "MapScope":
         """The same scope with {i} and {e} set to the given numbers, and unset when not given."""
         self._index = index
         return self
 
+    def evaluate(self, expression: Expression) -> Any:
+        """Value of an expression here; computed once per value of the indices that it depends on.
+
+        Raises:
+            MapError: a name is missing and has no fallback, a key has the wrong type, or the arithmetic fails.
+        """
+        here = (expression.text, tuple(map(self._index.get, self._map.use(expression).indices)))
+        if here not in self._memo:
+            self._memo[here] = expr.evaluate(expression, self)
+        return self._memo[here]
+
     def lookup(self, name: str) -> Any:
         """Value of a dotted name, or MISSING."""
         if name in self._index:
             return self._index[name]
-        if name in self._memo:
-            return self._memo[name]
-        if name not in self._names:
-            value = self.get(name)
-            return MISSING if value is None else value
-        if name in self._open:
-            raise MapError(f"[names] {' -> '.join([*self._open, name])} refers to itself")
-        self._open.append(name)
-        try:
-            value = expr.evaluate(self._names[name], self)
-        finally:
-            self._open.pop()
-        if name not in self._per_index:
-            self._memo[name] = value
-        return value
+        if name in self._map.names:
+            return self.evaluate(self._map.names[name])
+        value = self.get(name)
+        if isinstance(value, list) and name not in self._map.per_layer:
+            raise MapError(
+                f"{self.header.arch}.{name} has one value per layer, {keys.brief(value)}; the map {self._map.name}"
+                " is for models with one value"
+            )
+        return MISSING if value is None else value
 
     def get(self, key: str) -> Any:
-        """Metadata value of `<arch>.<key>`, else of `<key>`, else None."""
-        for full in (f"{self.header.arch}.{key}", key):
-            if full in self.header.metadata:
-                self.read_keys.add(full)
-                return self.header.metadata[full]
-        return None
+        """Metadata value of `<arch>.<key>`, or None.
+
+        Raises:
+            MapError: no such key exists, or the value is not what it holds (keys.py).
+        """
+        keys.require_key(key)
+        full = f"{self.header.arch}.{key}"
+        if full not in self.header.metadata:
+            return None
+        self.read_keys.add(full)
+        return keys.checked(full, key, self.header.metadata[full])
 
     def tensor(self, name: str, why: str) -> list[float] | None:
-        """Values of a small float32 tensor that becomes configuration, or None when the file lacks it."""
+        """Values of a small float32 tensor that becomes configuration, or None when the file lacks it.
+
+        Raises:
+            CoverageError: the tensor is of another type, or large.
+        """
         source = self.header.sources.get(name)
         if source is None:
             return None
+        self.configured[name] = why
         if source.qtype != "F32" or source.nbytes is None or source.nbytes > SMALL_NBYTES:
             raise CoverageError(f"{name} is {source.qtype} {list(source.shape)}; a small float32 tensor was expected")
-        self.configured[name] = why
         return self._read_small(source)
 
     def note(self, text: str) -> None:
@@ -93,21 +109,18 @@ class MapScope:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _instance(self, name: str) -> str:
+    def _instance(self, name: object) -> str:
+        if not isinstance(name, str):
+            raise TypeError("a tensor is named by a text in quotes")
         for key, number in self._index.items():
             name = name.replace(f"{{{key}}}", str(number))
         return name
 
-    def _dim(self, name: str, axis: int) -> int:
-        source = self.header.sources.get(self._instance(name))
-        if source is None or len(source.shape) < -axis:
-            raise MapError(f"the file has no tensor {name!r} with {-axis} dimensions")
+    def _dim(self, name: object, axis: int) -> int:
+        tensor = self._instance(name)
+        source = self.header.sources.get(tensor)
+        if source is None:
+            raise NoTensorError(tensor)
+        if len(source.shape) < -axis:
+            raise MapError(f"{tensor} has shape {list(source.shape)}; {-axis} dimensions were expected")
         return source.shape[axis]
-
-
-def _index_dependent(names: Mapping[str, Expression]) -> frozenset[str]:
-    """Shorthands whose value may differ from layer to layer: they read i or e, or a template, or such a shorthand."""
-    found = {n for n, x in names.items() if x.names & {"i", "e"} or "{i}" in x.text}
-    while more := {n for n, x in names.items() if n not in found and x.names & found}:
-        found |= more
-    return frozenset(found)
