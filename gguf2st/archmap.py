@@ -21,13 +21,25 @@ from typing import Any
 from gguf2st import config, keys
 from gguf2st.errors import MapError
 from gguf2st.expr import Expression, parse
-from gguf2st.ops import OPS
+from gguf2st.ops import ANY, OPS
 
 PROBES = frozenset({"has", "rows", "cols"})
 """Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
 
 _REQUIRED = ("arch", "layers", "config", "tensors")
-_OPTIONAL = ("when", "experts", "names", "constants", "assumed", "require", "fused", "drop", "ignore", "float32")
+_OPTIONAL = (
+    "when",
+    "experts",
+    "names",
+    "constants",
+    "assumed",
+    "require",
+    "fused",
+    "drop",
+    "beyond",
+    "ignore",
+    "float32",
+)
 _INDEX = re.compile(r"\{(.*?)\}")
 
 
@@ -45,13 +57,25 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Equation:
-    """One line of a map: `name = sources | steps -> shape`, all still templates over {i} and {e}."""
+class Way:
+    """One way to derive a tensor: `sources | steps -> shape`, all still templates over {i} and {e}."""
 
-    name: str
     sources: tuple[str, ...]
     steps: tuple[tuple[str, Expression], ...]
     shape: Expression
+
+    @property
+    def packed(self) -> bool:
+        """Whether every step moves whole rows only."""
+        return all(OPS[op].packed for op, _ in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One HF tensor, and the ways to derive it: the first whose sources the file has is taken."""
+
+    name: str
+    ways: tuple[Way, ...]
 
     @property
     def over_layers(self) -> bool:
@@ -64,9 +88,10 @@ class Equation:
         return "{e}" in self.name
 
     def expressions(self) -> Iterator[Expression]:
-        """Arguments of the ops, then the shape."""
-        yield from (arguments for _, arguments in self.steps)
-        yield self.shape
+        """Of each way, the arguments of its ops, then its shape."""
+        for way in self.ways:
+            yield from (arguments for _, arguments in way.steps)
+            yield way.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +115,7 @@ class ArchMap:
         require: message -> condition that must hold, else file and map contradict each other.
         fused: module that vLLM loads as one parameter -> its members.
         drop: GGUF tensor -> why it is left behind.
+        beyond: why tensors of layers past `layers`, but within block_count, are left behind; empty when none may be.
         ignore: metadata key below the architecture -> why it does not matter to the checkpoint.
         float32: HF tensors that stay float32 whatever the output dtype.
     """
@@ -107,6 +133,7 @@ class ArchMap:
     groups: tuple[Group, ...]
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     drop: Mapping[str, str] = field(default_factory=dict)
+    beyond: str = ""
     ignore: Mapping[str, str] = field(default_factory=dict)
     float32: frozenset[str] = frozenset()
 
@@ -248,6 +275,7 @@ def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:
         groups=tuple(_group(g) for g in table["tensors"]),
         fused={k: tuple(_text(member, k) for member in v) for k, v in table.get("fused", {}).items()},
         drop=table.get("drop", {}),
+        beyond=_text(table.get("beyond", ""), "beyond"),
         ignore=table.get("ignore", {}),
         float32=frozenset(table.get("float32", [])),
     )
@@ -290,37 +318,47 @@ def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str
         raise MapError(f"{expression.text!r} depends on {extra[0]!r}, which has no meaning {where}")
 
 
-def _group(table: Mapping[str, str]) -> Group:
+def _group(table: Mapping[str, Any]) -> Group:
     equations = tuple(_equation(name, text) for name, text in table.items() if name != "if")
     return Group(_expression(table.get("if", "True")), equations)
 
 
-def _equation(name: str, text: str) -> Equation:
-    """`"a, b | op(x) -> [rows, cols]"` under its HF name."""
+def _equation(name: str, texts: str | list[str]) -> Equation:
+    """One way under its HF name, or a list of them."""
+    if not set(_INDEX.findall(name)) <= {"i", "e"}:
+        raise MapError(f"{name!r}: the indices of a name are {{i}} and {{e}}")
+    ways = tuple(_way(name, text) for text in (texts if isinstance(texts, list) else [texts]))
+    if not ways:
+        raise MapError(f"{name!r}: an empty list says nothing")
+    return Equation(name, ways)
+
+
+def _way(name: str, text: str) -> Way:
+    """`"a, b | op(x) -> [rows, cols]"`, or `"fill(0, rows) -> [rows]"` where the file has no tensor for it."""
     body, arrow, shape = _text(text, name).rpartition("->")
     if not arrow:
         raise MapError(f"{name!r}: an equation ends in the shape it promises, `-> [rows, cols]`")
     head, *calls = (part.strip() for part in body.split("|"))
-    sources = tuple(ref.strip() for ref in head.split(","))
+    if "(" in head:
+        head, calls = "", [head, *calls]
+    sources = tuple(ref.strip() for ref in head.split(",")) if head or not calls else ()
     steps = tuple(_step(name, call) for call in calls)
     allowed = set(_INDEX.findall(name))
-    if not allowed <= {"i", "e"} or ("e" in allowed and "i" not in allowed):
-        raise MapError(f"{name!r}: the indices of a name are {{i}}, or {{i}} and {{e}}")
     for source in sources:
         if not source or not set(_INDEX.findall(source)) <= allowed:
             raise MapError(f"{name!r}: source {source!r} has an index that the name lacks")
     n = len(sources)
     for op, _ in steps:
         expected = OPS[op].n_arrays
-        if n != expected:
-            raise MapError(f"{name!r}: op {op} takes {expected} tensors, here {n}")
+        if n != expected and not (expected == ANY and n):
+            raise MapError(f"{name!r}: op {op} takes {'some' if expected == ANY else expected} tensors, here {n}")
         n = 1
     if n != 1:
         raise MapError(f"{name!r}: {n} sources need an op that joins them")
     promised = _expression(shape)
     if not isinstance(promised.node, ast.List):
         raise MapError(f"{name!r}: a shape is a list, `-> [rows, cols]`, not {shape.strip()!r}")
-    return Equation(name, sources, steps, promised)
+    return Way(sources, steps, promised)
 
 
 def _step(name: str, call: str) -> tuple[str, Expression]:
@@ -335,8 +373,8 @@ def _step(name: str, call: str) -> tuple[str, Expression]:
         raise MapError(f"{name!r}: {call!r} lacks its closing parenthesis")
     arguments = _expression(f"[{rest.rstrip().removesuffix(')')}]")
     n_args = len(arguments.node.elts) if isinstance(arguments.node, ast.List) else -1
-    if n_args != (expected := len(OPS[op].arguments)):
-        raise MapError(f"{name!r}: op {op} takes {expected} arguments, unlike {call!r}")
+    if not OPS[op].accepts(n_args):
+        raise MapError(f"{name!r}: op {op} takes {len(OPS[op].arguments)} arguments, unlike {call!r}")
     return op, arguments
 
 

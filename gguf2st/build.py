@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st import archmap
-from gguf2st.archmap import ArchMap, Equation
+from gguf2st.archmap import ArchMap, Equation, Way
 from gguf2st.errors import Gguf2stError, MapError
 from gguf2st.expr import Expression
 from gguf2st.fold import listing
@@ -109,7 +109,14 @@ class _Builder:
         )
         lacking = {source for text in self.missing.values() for source in text.split(", ")}
         lost = [message for message, tensor in self.lost_tensors.items() if tensor not in lacking]
-        problems = [*self.problems, *lost, *self._shape_problems(), *self._unread_keys(failed), *self._undecodable()]
+        problems = [
+            *self.problems,
+            *lost,
+            *self._shape_problems(),
+            *self._unread_keys(failed),
+            *self._undecodable(),
+            *([] if failed or self.missing or self.misshapen else self._partly_used(entries)),
+        ]
         assumed = [f"{key} = {value!r} is assumed: {why}" for key, (value, why) in self.amap.assumed.items()]
         return Plan(
             arch=self.header.arch,
@@ -191,25 +198,34 @@ class _Builder:
 
     def _instances(self, equation: Equation, index: dict[str, int], experts: int) -> Iterator[Entry]:
         """The entries of one equation in one layer: one, or one per expert."""
-        packed = all(OPS[op].packed for op, _ in equation.steps)
-        stacks = [s for s in equation.sources if "{e}" not in s] if equation.over_experts else []
         for e in range(experts) if equation.over_experts else [None]:
             here = index if e is None else index | {"e": e}
             name = _fill(equation.name, here)
-            sources = tuple(_fill(s, here) for s in equation.sources)
+            way, sources = self._first_way(equation, here)
             if lost := [s for s in sources if s not in self.header.sources]:
                 self.missing[name] = ", ".join(lost)
                 continue
             self.used.update(sources)
-            if e == 0 and not self._whole_stacks([_fill(s, here) for s in stacks], experts):
+            stacks = [s for s, template in zip(sources, way.sources, strict=True) if "{e}" not in template]
+            if e == 0 and not self._whole_stacks(stacks, experts):
                 return
-            arguments = [self._value(x, **here) for _, x in equation.steps]
-            promised = self._value(equation.shape, **here)
+            arguments = [self._value(x, **here) for _, x in way.steps]
+            promised = self._value(way.shape, **here)
             if promised is _FAILED or _FAILED in arguments:
                 continue
-            ops = tuple((op, *args) for (op, _), args in zip(equation.steps, arguments, strict=True))
-            if shape := self._shape(equation, sources, ops, promised):
-                yield Entry(name, sources, ops, shape, packed)
+            ops = tuple((op, *args) for (op, _), args in zip(way.steps, arguments, strict=True))
+            shape = self._shape(way, sources, ops, promised)
+            if shape is not None:
+                yield Entry(name, sources, ops, shape, way.packed)
+
+    def _first_way(self, equation: Equation, index: dict[str, int]) -> tuple[Way, tuple[str, ...]]:
+        """The first way whose sources the file has all of, else the first with any, else the first."""
+        filled = [(way, tuple(_fill(s, index) for s in way.sources)) for way in equation.ways]
+        for quantifier in (all, any):
+            for way, sources in filled:
+                if quantifier(s in self.header.sources for s in sources):
+                    return way, sources
+        return filled[0]
 
     def _whole_stacks(self, stacks: list[str], experts: int) -> bool:
         """Whether tensors that hold all experts of a layer hold exactly as many as the metadata say."""
@@ -220,7 +236,7 @@ class _Builder:
         return not wrong
 
     def _shape(
-        self, equation: Equation, sources: tuple[str, ...], ops: tuple[tuple[Any, ...], ...], promised: list[Any]
+        self, way: Way, sources: tuple[str, ...], ops: tuple[tuple[Any, ...], ...], promised: list[Any]
     ) -> tuple[int, ...] | None:
         """The shape of an entry, or None when its sources do not give what the equation promises."""
         shapes = [self.header.sources[s].shape for s in sources]
@@ -230,23 +246,36 @@ class _Builder:
             for op, *arguments in ops:
                 shapes = [OPS[op].result(shapes, *arguments)]
         except ValueError as err:
-            self._misshapen(joined, f"{found}: {err}", *(x for _, x in equation.steps))
+            self._misshapen(joined, f"{found}: {err}", *(x for _, x in way.steps))
             return None
         (shape,) = shapes
         if shape != tuple(promised) or not all(type(n) is int for n in promised):
             if shape not in (self.header.sources[s].shape for s in sources):
                 found += f" and gives {list(shape)}"
-            self._misshapen(joined, f"{found}, not {equation.shape.text} = {promised}", equation.shape)
+            self._misshapen(joined, f"{found}, not {way.shape.text} = {promised}", way.shape)
             return None
         return shape
 
     def _dropped(self) -> dict[str, str]:
         dropped: dict[str, str] = {}
         for name in self.header.sources.keys() - self.used:
-            reason = self.scope.configured.get(name) or archmap.match_template(name, self.amap.drop)
-            if reason is not None:
+            reason = (
+                self.scope.configured.get(name) or archmap.match_template(name, self.amap.drop) or self._beyond(name)
+            )
+            if reason:
                 dropped[name] = reason
         return {name: dropped[name] for name in self.header.sources if name in dropped}
+
+    def _beyond(self, name: str) -> str:
+        """Why a tensor of a layer past the map's last one is left behind; "" when the map has no reason."""
+        kind, _, rest = name.partition(".")
+        number = rest.partition(".")[0]
+        if not self.amap.beyond or kind != "blk" or not number.isdecimal():
+            return ""
+        layers, n_blocks = self._value(self.amap.layers), self.scope.at().get("block_count")
+        if layers is _FAILED or type(n_blocks) is not int or not layers <= int(number) < n_blocks:
+            return ""
+        return self.amap.beyond
 
     def _value(self, expression: Expression, **index: int) -> Any:
         """Value of an expression, or _FAILED with the reason among the problems."""
@@ -262,7 +291,8 @@ class _Builder:
         self.problems[line] = None
 
     def _block(self, equation: Equation) -> None:
-        self.blocked.update(dict.fromkeys(equation.sources, "blocked"))
+        for way in equation.ways:
+            self.blocked.update(dict.fromkeys(way.sources, "blocked"))
 
     def _misshapen(self, tensor: str, what: str, *computed_from: Expression) -> None:
         self.misshapen.setdefault(what, {})[tensor] = None
@@ -300,6 +330,16 @@ class _Builder:
             and not (failed and _is_among(key.removeprefix(prefix), self.amap.keys))
         ]
         return [f"metadata that the map {self.amap.name} does not use: {', '.join(unread)}"] if unread else []
+
+    def _partly_used(self, entries: tuple[Entry, ...]) -> list[str]:
+        """Tensors of which some elements reach no entry, such as rows of a fused projection that no equation takes."""
+        reached = dict.fromkeys(self.used, 0)
+        for entry in entries:
+            for name in entry.sources:
+                size = self.header.sources[name].n_elements
+                reached[name] += entry.n_elements if len(entry.sources) == 1 else size
+        partly = [name for name, n in reached.items() if n < self.header.sources[name].n_elements]
+        return [f"only a part of these tensors has a place: {listing(partly)}"] if partly else []
 
     def _undecodable(self) -> list[str]:
         by_type: dict[str, list[str]] = {}

@@ -8,6 +8,7 @@ together on torch's meta device).
 quantized bytes `(..., rows, bytes per row)` and commutes with dequantization. The rows of a vector are its elements.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ Array: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
 
 
+ANY = -1
+"""`Op.n_arrays` of an op that joins as many tensors as it is given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """A registered op.
@@ -26,8 +31,9 @@ class Op:
         fn: arrays, then arguments -> array.
         shape: shapes, then arguments -> shape; raises ValueError when they do not fit.
         packed: whether `fn` only moves whole rows.
-        n_arrays: how many arrays `fn` takes.
+        n_arrays: how many arrays `fn` takes; ANY for all that there are, 0 for an op that makes a tensor.
         arguments: (name, int or float) of each argument that follows them.
+        more: whether the last argument may be repeated.
     """
 
     name: str
@@ -36,6 +42,11 @@ class Op:
     packed: bool
     n_arrays: int
     arguments: tuple[tuple[str, type], ...]
+    more: bool = False
+
+    def accepts(self, n_arguments: int) -> bool:
+        """Whether the op can take that many arguments."""
+        return n_arguments == len(self.arguments) or (self.more and n_arguments > len(self.arguments))
 
     def result(self, shapes: Sequence[Shape], *arguments: Any) -> Shape:
         """The shape that `fn` gives.
@@ -43,7 +54,8 @@ class Op:
         Raises:
             ValueError: arguments of the wrong type, or shapes that do not fit them.
         """
-        for (name, kind), value in zip(self.arguments, arguments, strict=True):
+        kinds = [*self.arguments, *self.arguments[-1:] * (len(arguments) - len(self.arguments))]
+        for (name, kind), value in zip(kinds, arguments, strict=True):
             if type(value) is not int and type(value) is not kind:
                 raise ValueError(
                     f"{name} of {self.name} is {value!r}, not {'a whole number' if kind is int else 'a number'}"
@@ -57,8 +69,12 @@ OPS: dict[str, Op] = {}
 def _op(*, packed: bool, shape: Callable[..., Shape]) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     def register(fn: Callable[..., Array]) -> Callable[..., Array]:
         parameters = list(inspect.signature(fn).parameters.values())
-        arguments = tuple((p.name, p.annotation) for p in parameters if p.annotation is not Array)
-        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, len(parameters) - len(arguments), arguments)
+        arrays = [p for p in parameters if p.annotation is Array]
+        others = [p for p in parameters if p.annotation is not Array]
+        n_arrays = ANY if any(p.kind is p.VAR_POSITIONAL for p in arrays) else len(arrays)
+        arguments = tuple((p.name, p.annotation) for p in others)
+        more = any(p.kind is p.VAR_POSITIONAL for p in others)
+        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, n_arrays, arguments, more)
         return fn
 
     return register
@@ -96,3 +112,169 @@ def take(x: Array, index: int) -> Array:
 def minus(x: Array, value: float) -> Array:
     """Undo llama.cpp's `norm.weight + 1`: (n,) -> (n,), subtracted in float32."""
     return x - value
+
+
+@_op(packed=False, shape=lambda x, value: x)
+def times(x: Array, value: float) -> Array:
+    """Undo a factor that llama.cpp's converter divided by: (...) -> (...)."""
+    return x * value
+
+
+def _rows_shape(x: Shape, start: int, stop: int) -> Shape:
+    if not 0 <= start < stop <= x[0]:
+        raise ValueError(f"a tensor of shape {list(x)} has no rows {start} to {stop}")
+    return (stop - start, *x[1:])
+
+
+@_op(packed=True, shape=_rows_shape)
+def rows(x: Array, start: int, stop: int) -> Array:
+    """Rows [start, stop) of a fused projection: (rows, cols) -> (stop - start, cols)."""
+    return x[start:stop]
+
+
+def _swap_shape(x: Shape, outer: int, inner: int) -> Shape:
+    if outer < 1 or inner < 1 or x[0] % (outer * inner):
+        raise ValueError(f"{x[0]} rows are not {outer} groups of {inner} parts")
+    return x
+
+
+@_op(packed=True, shape=_swap_shape)
+def swap(x: Array, outer: int, inner: int) -> Array:
+    """Exchange two levels of grouping of the rows: rows (outer, inner, n) -> (inner, outer, n).
+
+    `swap(3, heads)` turns [all q, all k, all v] into [q, k, v of head 0, q, k, v of head 1, ...].
+    """
+    return x.reshape(outer, inner, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def _concat_shape(*xs: Shape) -> Shape:
+    if any(len(x) != len(xs[0]) or x[1:] != xs[0][1:] for x in xs):
+        raise ValueError(f"tensors of shapes {', '.join(str(list(x)) for x in xs)} cannot stand on each other")
+    return (sum(x[0] for x in xs), *xs[0][1:])
+
+
+@_op(packed=False, shape=_concat_shape)
+def concat(*xs: Array) -> Array:
+    """Tensors on top of each other: (a, cols), (b, cols), ... -> (a + b + ..., cols)."""
+    return _library(xs[0]).concatenate(xs)
+
+
+@_op(packed=False, shape=lambda x: (*x[:-2], x[-1], x[-2]))
+def transpose(x: Array) -> Array:
+    """Exchange the last two axes: (..., rows, cols) -> (..., cols, rows)."""
+    return x.swapaxes(-1, -2)
+
+
+def _unsqueeze_shape(x: Shape, axis: int) -> Shape:
+    if not 0 <= axis <= len(x):
+        raise ValueError(f"a tensor of shape {list(x)} has no place for axis {axis}")
+    return (*x[:axis], 1, *x[axis:])
+
+
+@_op(packed=False, shape=_unsqueeze_shape)
+def unsqueeze(x: Array, axis: int) -> Array:
+    """Insert an axis of length 1: conv1d (channels, width) | unsqueeze(1) -> (channels, 1, width)."""
+    return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
+
+
+def _flatten_shape(x: Shape) -> Shape:
+    n = 1
+    for d in x:
+        n *= d
+    return (n,)
+
+
+@_op(packed=False, shape=_flatten_shape)
+def flatten(x: Array) -> Array:
+    """All elements in one row: (heads, 1) -> (heads,)."""
+    return x.reshape(-1)
+
+
+@_op(packed=False, shape=lambda x: x)
+def log_neg(x: Array) -> Array:
+    """Undo `ssm_a = -exp(A_log)`, within one unit in the last place: (...) -> (...)."""
+    return _library(x).log(-x)
+
+
+def _merge_kv_b_shape(k_b: Shape, v_b: Shape) -> Shape:
+    if len(k_b) != 3 or len(v_b) != 3 or k_b[0] != v_b[0] or k_b[1] != v_b[2]:
+        raise ValueError(f"attn_k_b {list(k_b)} and attn_v_b {list(v_b)} do not belong together")
+    return (k_b[0] * (k_b[2] + v_b[1]), k_b[1])
+
+
+@_op(packed=False, shape=_merge_kv_b_shape)
+def merge_kv_b(k_b: Array, v_b: Array) -> Array:
+    """Rebuild MLA's kv_b_proj, of which llama.cpp transposes the key half of each head.
+
+    k_b (heads, rank, nope), v_b (heads, value, rank) -> (heads * (nope + value), rank).
+    """
+    both = _library(k_b).concatenate([k_b.swapaxes(1, 2), v_b], 1)
+    return both.reshape(-1, both.shape[-1])
+
+
+def _interleave_shape(a: Shape, b: Shape) -> Shape:
+    if a != b or len(a) < 1:
+        raise ValueError(f"tensors of shapes {list(a)} and {list(b)} cannot alternate")
+    return (*a[:-1], 2 * a[-1])
+
+
+@_op(packed=False, shape=_interleave_shape)
+def interleave(a: Array, b: Array) -> Array:
+    """Alternate two tensors along the last axis: (..., n), (..., n) -> (..., 2n) = a0 b0 a1 b1 ..."""
+    return _library(a).stack([a, b], -1).reshape(*a.shape[:-1], -1)
+
+
+def _regroup_columns_shape(x: Shape, outer: int, inner: int) -> Shape:
+    if outer < 1 or inner < 1 or x[-1] % (outer * inner):
+        raise ValueError(f"{x[-1]} columns are not {outer} groups of {inner} parts")
+    return x
+
+
+@_op(packed=False, shape=_regroup_columns_shape)
+def swap_columns(x: Array, outer: int, inner: int) -> Array:
+    """`swap` along the last axis: columns (outer, inner, n) -> (inner, outer, n)."""
+    return x.reshape(*x.shape[:-1], outer, inner, -1).swapaxes(-3, -2).reshape(x.shape)
+
+
+def _pad_rows_shape(x: Shape, n: int) -> Shape:
+    if n < 0:
+        raise ValueError(f"{n} rows cannot be put before a tensor")
+    return (x[0] + n, *x[1:])
+
+
+@_op(packed=False, shape=_pad_rows_shape)
+def pad_rows(x: Array, n: int) -> Array:
+    """Zeros before the first row, for rows that llama.cpp's converter cut off: (rows, cols) -> (n + rows, cols)."""
+    zeros = x[:1] * 0
+    return _library(x).concatenate([*[zeros] * n, x])
+
+
+def _reshape_shape(x: Shape, *dims: int) -> Shape:
+    if _flatten_shape(x) != _flatten_shape(dims):
+        raise ValueError(f"a tensor of shape {list(x)} has not the elements of {list(dims)}")
+    return dims
+
+
+@_op(packed=False, shape=_reshape_shape)
+def reshape(x: Array, *dims: int) -> Array:
+    """The same elements in another shape: (a, b) | reshape(a * b) -> (a * b,)."""
+    return x.reshape(*dims)
+
+
+def _fill_shape(value: float, *dims: int) -> Shape:
+    if any(d < 1 for d in dims):
+        raise ValueError(f"a tensor cannot have the shape {list(dims)}")
+    return dims
+
+
+@_op(packed=False, shape=_fill_shape)
+def fill(value: float, *dims: int) -> Array:
+    """A tensor that no GGUF tensor holds, such as one that llama.cpp keeps as metadata: -> dims."""
+    import numpy as np
+
+    return np.full(dims, value, np.float32)
+
+
+def _library(x: Array) -> Any:
+    """numpy or torch, whichever `x` belongs to: both have concatenate, stack and log."""
+    return importlib.import_module(type(x).__module__.partition(".")[0])

@@ -13,9 +13,10 @@ import transformers as transformers_module
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gguf2st import config
+from gguf2st.config import attention, rope
+from gguf2st.config.rope_fit import Llama3, fit_llama3
 from gguf2st.errors import MapError
 from gguf2st.header import shortest_float32
-from gguf2st.rope_fit import Llama3, fit_llama3
 
 transformers: Any = transformers_module  # its constructors carry no types
 
@@ -99,7 +100,7 @@ DETERMINED = [
 @pytest.mark.parametrize(("head_dim", "parameters"), DETERMINED)
 def test_llama3_is_fitted_back_exactly(head_dim: int, parameters: dict[str, Any]) -> None:
     scope = Scope({"rope.freq_base": parameters["rope_theta"]}, _divisors(head_dim, parameters))
-    written = config.rope(scope, head_dim)
+    written = rope.rope(scope, head_dim)
     assert written["rope_parameters"] == parameters
     assert written["rope_scaling"] == {k: v for k, v in parameters.items() if k != "rope_theta"}
     assert written["rope_theta"] == parameters["rope_theta"]
@@ -125,7 +126,7 @@ def test_what_is_written_gives_the_same_frequencies(head_dim: int, parameters: d
     scope = Scope(
         {"rope.freq_base": parameters["rope_theta"], "context_length": 131072}, _divisors(head_dim, parameters)
     )
-    written = config.rope(scope, head_dim)["rope_parameters"]
+    written = rope.rope(scope, head_dim)["rope_parameters"]
     wanted = _inv_freq(head_dim, parameters)
     torch.testing.assert_close(_inv_freq(head_dim, written), wanted, rtol=4e-6, atol=0)
     assert written == parameters or parameters["low_freq_factor"] != 1.0 or scope.notes != []
@@ -142,7 +143,7 @@ def test_random_settings_give_the_same_frequencies(seed: int) -> None:
         theta=float(rng.choice([5e5, 1e6, 1e7])),
     )
     scope = Scope({"rope.freq_base": parameters["rope_theta"]}, _divisors(head_dim, parameters))
-    written = config.rope(scope, head_dim)["rope_parameters"]
+    written = rope.rope(scope, head_dim)["rope_parameters"]
     assert written["factor"] == parameters["factor"]
     torch.testing.assert_close(_inv_freq(head_dim, written), _inv_freq(head_dim, parameters), rtol=2e-5, atol=0)
 
@@ -167,7 +168,7 @@ def test_no_settings_for_what_follows_no_rule(divisors: list[float], theta: floa
 
 
 def test_all_ones_are_no_scaling() -> None:
-    assert "rope_scaling" not in config.rope(Scope({}, [1.0] * 8), 16)
+    assert "rope_scaling" not in rope.rope(Scope({}, [1.0] * 8), 16)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +176,15 @@ def test_all_ones_are_no_scaling() -> None:
 )
 def test_rope_factors_that_do_not_fit(divisors: list[float], message: str) -> None:
     with pytest.raises(MapError, match=message):
-        config.rope(Scope({}, divisors), 32)
+        rope.rope(Scope({}, divisors), 32)
 
 
 def test_no_scaling() -> None:
-    assert config.rope(Scope({"rope.freq_base": 1e6}), 64) == {
+    assert rope.rope(Scope({"rope.freq_base": 1e6}), 64) == {
         "rope_theta": 1e6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }
-    assert config.rope(Scope({}), 64)["rope_theta"] == 10000.0
+    assert rope.rope(Scope({}), 64)["rope_theta"] == 10000.0
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_no_scaling() -> None:
     ],
 )
 def test_scaling_that_scales_nothing(keys: dict[str, Any]) -> None:
-    assert "rope_scaling" not in config.rope(Scope(keys), 64)
+    assert "rope_scaling" not in rope.rope(Scope(keys), 64)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_scaling_that_scales_nothing(keys: dict[str, Any]) -> None:
     ],
 )
 def test_linear_scaling(keys: dict[str, Any]) -> None:
-    written = config.rope(Scope(keys), 64)["rope_parameters"]
+    written = rope.rope(Scope(keys), 64)["rope_parameters"]
     plain = _inv_freq(64, {"rope_type": "default", "rope_theta": 10000.0})
     torch.testing.assert_close(_inv_freq(64, written), plain / 4.0, rtol=1e-7, atol=0)
 
@@ -232,7 +233,7 @@ def test_yarn_scaling(attention_factor: float | None, fast: float | None, slow: 
         "rope.scaling.yarn_beta_fast": fast,
         "rope.scaling.yarn_beta_slow": slow,
     }
-    written = config.rope(Scope(keys), 128)["rope_parameters"]
+    written = rope.rope(Scope(keys), 128)["rope_parameters"]
     assert written == parameters
     ours, theirs = (ROPE_INIT_FUNCTIONS["yarn"](_config(128, p), "cpu") for p in (written, parameters))
     assert torch.equal(ours[0], theirs[0])
@@ -243,7 +244,7 @@ def test_yarn_scaling(attention_factor: float | None, fast: float | None, slow: 
 def test_yarn_needs_its_numbers(lacking: str) -> None:
     keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 4096}
     with pytest.raises(MapError, match="yarn"):
-        config.rope(Scope({k: v for k, v in keys.items() if k != lacking}), 64)
+        rope.rope(Scope({k: v for k, v in keys.items() if k != lacking}), 64)
 
 
 @pytest.mark.parametrize("name", config.FUNCTIONS)
@@ -268,7 +269,7 @@ def test_gemma3_layers_are_transformers_defaults(layers: int) -> None:
     theirs = transformers.Gemma3TextConfig(num_hidden_layers=layers)
     scope = Scope({"attention.sliding_window": theirs.sliding_window, "rope.freq_base": 1e6})
     heads, head_dim, hidden = theirs.num_attention_heads, theirs.head_dim, theirs.hidden_size
-    ours = config.gemma3_attention(scope, layers, heads, head_dim, hidden)
+    ours = attention.gemma3_attention(scope, layers, heads, head_dim, hidden)
     assert ours["layer_types"] == theirs.layer_types
     again = transformers.Gemma3TextConfig(num_hidden_layers=layers, **ours)
     assert again.rope_parameters == theirs.rope_parameters
@@ -288,18 +289,18 @@ def test_gemma3_layers_are_transformers_defaults(layers: int) -> None:
 )  # fmt: skip
 def test_gemma3_pattern_in_the_file(pattern: Any, full: list[int]) -> None:
     keys = {"attention.sliding_window": 512, "attention.sliding_window_pattern": pattern}
-    types = config.gemma3_attention(Scope(keys), 7, 4, 64, 256)["layer_types"]
+    types = attention.gemma3_attention(Scope(keys), 7, 4, 64, 256)["layer_types"]
     assert [i for i, kind in enumerate(types) if kind == "full_attention"] == full
 
 
 def test_gemma3_pattern_of_another_length_is_refused() -> None:
     keys = {"attention.sliding_window": 512, "attention.sliding_window_pattern": [True] * 6}
     with pytest.raises(MapError, match="6 items for 7 layers"):
-        config.gemma3_attention(Scope(keys), 7, 4, 64, 256)
+        attention.gemma3_attention(Scope(keys), 7, 4, 64, 256)
 
 
 def test_gemma3_without_a_window() -> None:
-    ours = config.gemma3_attention(Scope({}), 7, 4, 64, 256)
+    ours = attention.gemma3_attention(Scope({}), 7, 4, 64, 256)
     assert ours["layer_types"] == ["full_attention"] * 7
     assert ours["sliding_window"] is None
 
@@ -307,7 +308,7 @@ def test_gemma3_without_a_window() -> None:
 def test_gemma3_scaling_is_for_full_layers() -> None:
     keys = {"attention.sliding_window": 512, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0}  # fmt: skip
-    ours = config.gemma3_attention(Scope(keys), 7, 4, 64, 256)
+    ours = attention.gemma3_attention(Scope(keys), 7, 4, 64, 256)
     assert ours["rope_parameters"] == {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

@@ -1,0 +1,23 @@
+"""config.json and generation_config.json: what a map's [config] table cannot say with arithmetic alone.
+
+The functions in `FUNCTIONS` are called from maps (`"*rope" = "rope(head_dim)"`), get the file's scope first, and
+return the config.json keys they are responsible for; a family with a rule of its own adds a module here. Old and new
+spellings are written together, so that transformers 4.5x (rope_theta, rope_scaling, torch_dtype), 5.x (rope_parameters,
+dtype) and vLLM read the same model.
+"""
+
+from gguf2st.config import attention, rope
+from gguf2st.config.files import generation_config, token_ids, with_dtype
+from gguf2st.config.functions import FUNCTIONS, FileScope, Function, function
+
+__all__ = [
+    "FUNCTIONS",
+    "FileScope",
+    "Function",
+    "attention",
+    "function",
+    "generation_config",
+    "rope",
+    "token_ids",
+    "with_dtype",
+]

@@ -1,0 +1,47 @@
+"""Attention patterns: which layers see a window and which everything."""
+
+from typing import Any
+
+from gguf2st.config.functions import FileScope, function
+from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.errors import MapError
+
+
+@function("rope.", "attention.sliding_window", "attention.sliding_window_pattern")
+def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, hidden: int) -> dict[str, Any]:
+    """Gemma 3: five sliding-window layers with their own rope base, then a full one; scaling on full layers only.
+
+    query_pre_attn_scalar is in no metadata key. llama.cpp decides it by the number of layers (62: the 27B model,
+    which uses hidden / heads), and so do we; every other published size uses head_dim.
+    """
+    window = scope.get("attention.sliding_window") or 0
+    types = layer_types(scope, layers, default_pattern=6) if window else ["full_attention"] * layers
+    theta, local = theta_of(scope, "rope.freq_base"), theta_of(scope, "rope.freq_base_swa")
+    require_whole_heads(scope, head_dim)
+    scaling = scaling_of(scope)
+    out: dict[str, Any] = {
+        "sliding_window": window or None,
+        "layer_types": types,
+        "query_pre_attn_scalar": hidden // heads if layers == 62 else head_dim,
+        "rope_theta": theta,
+        "rope_local_base_freq": local,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": theta} | scaling,
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }
+    if "full_attention" in types:
+        out["sliding_window_pattern"] = types.index("full_attention") + 1
+    return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+def layer_types(scope: FileScope, layers: int, default_pattern: int) -> list[str]:
+    """One attention type per layer: a pattern n makes every n-th layer full; an array says it per layer."""
+    pattern = scope.get("attention.sliding_window_pattern") or default_pattern
+    if isinstance(pattern, int):
+        sliding = [pattern == 0 or i % pattern < pattern - 1 for i in range(layers)]
+    else:
+        sliding = [bool(x) for x in pattern]
+        if len(sliding) != layers:
+            raise MapError(f"attention.sliding_window_pattern has {len(sliding)} items for {layers} layers")
+    return ["sliding_attention" if s else "full_attention" for s in sliding]

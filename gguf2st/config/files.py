@@ -1,0 +1,48 @@
+"""What config.json and generation_config.json have for every architecture: dtype, token ids, sampling."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gguf2st.tokenizer import SpecialTokens
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """config.json with its dtype under the name of transformers 5 (`dtype`) and of 4.x and vLLM (`torch_dtype`)."""
+    return {**config, "dtype": dtype, "torch_dtype": dtype}
+
+
+def token_ids(tokens: "SpecialTokens") -> dict[str, Any]:
+    """The token ids that config.json and generation_config.json share."""
+    ids = {"bos_token_id": tokens.bos, "eos_token_id": _one_or_list(tokens.end_ids), "pad_token_id": tokens.pad}
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json: every token that ends a turn, and sampling settings where the file recommends some.
+
+    llama.cpp stores recommendations as general.sampling.*; names below are transformers'.
+    """
+    sampling = {
+        ours: value
+        for theirs, ours in (
+            ("temp", "temperature"),
+            ("top_k", "top_k"),
+            ("top_p", "top_p"),
+            ("min_p", "min_p"),
+            ("penalty_repeat", "repetition_penalty"),
+        )
+        if _is_number(value := metadata.get(f"general.sampling.{theirs}"))
+    }
+    return token_ids(tokens) | ({"do_sample": True} | sampling if sampling else {})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _one_or_list(ids: Sequence[int]) -> int | list[int] | None:
+    if not ids:
+        return None
+    return ids[0] if len(ids) == 1 else list(ids)

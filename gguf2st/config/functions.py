@@ -1,0 +1,49 @@
+"""The registry of functions that maps may call in [config]."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+
+class FileScope(Protocol):
+    """What a config function sees of the file; every read is recorded, so that nothing is dropped unread."""
+
+    def get(self, key: str) -> Any:
+        """Metadata value below the architecture, or None."""
+        ...
+
+    def tensor(self, name: str, why: str) -> list[float] | None:
+        """Values of a small float32 tensor that becomes configuration (`why`), or None when the file lacks it."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say something about the result in the report."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that maps may call.
+
+    Attributes:
+        fn: (scope, *arguments) -> config.json keys.
+        reads: metadata keys that are its business; one that ends in a dot stands for all that begin so.
+    """
+
+    fn: Callable[..., Any]
+    reads: tuple[str, ...]
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+
+
+def function(*reads: str) -> Callable[[_Fn], _Fn]:
+    """Register a function under its own name, with the metadata keys that are its business."""
+
+    def register(fn: _Fn) -> _Fn:
+        FUNCTIONS[fn.__name__] = Function(fn, reads)
+        return fn
+
+    return register

@@ -1,0 +1,90 @@
+"""Rotary embeddings: theta, partial rotary, and linear, yarn or llama3 scaling."""
+
+from typing import Any
+
+from gguf2st.config.functions import FileScope, function
+from gguf2st.config.rope_fit import fit_llama3
+from gguf2st.errors import MapError
+
+
+@function("rope.")
+def rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
+    """Rotary embedding over whole heads: theta, and linear, yarn or llama3 scaling.
+
+    Raises:
+        MapError: partial rotary embedding, or scaling that has no known form.
+    """
+    theta = theta_of(scope, "rope.freq_base")
+    require_whole_heads(scope, head_dim)
+    scaling = scaling_of(scope) or llama3_scaling(scope, theta, head_dim)
+    out = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta} | scaling}
+    return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+def require_whole_heads(scope: FileScope, head_dim: int) -> None:
+    """Raise MapError when the rotary embedding covers another number of dimensions than a head has."""
+    dims = scope.get("rope.dimension_count") or head_dim
+    if dims != head_dim:
+        raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
+
+
+def theta_of(scope: FileScope, key: str) -> float:
+    """Rope base; llama.cpp's default where the key is absent (hparams.rope_freq_base_train = 10000)."""
+    return float(scope.get(key) or 10000.0)
+
+
+def scaling_of(scope: FileScope) -> dict[str, Any]:
+    """Rope scaling from metadata, in Hugging Face's words; {} when there is none.
+
+    Files from before `rope.scaling.type` hold only a factor, which llama.cpp takes as linear.
+    """
+    factor = scope.get("rope.scaling.factor") or scope.get("rope.scale_linear") or 0.0
+    kind = scope.get("rope.scaling.type") or ("linear" if factor else "none")
+    original = scope.get("rope.scaling.original_context_length")
+    scope.get("rope.scaling.finetuned")  # says how the model was trained; changes no computation
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise MapError(f"rope.scaling.type is {kind!r}; this architecture's map knows none, linear and yarn")
+    if not factor or not original:
+        raise MapError("rope.scaling.type is 'yarn' without rope.scaling.factor and original_context_length")
+    out = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for key, ours in (
+        ("yarn_ext_factor", "extrapolation_factor"),
+        ("yarn_attn_factor", "attention_factor"),
+        ("yarn_beta_fast", "beta_fast"),
+        ("yarn_beta_slow", "beta_slow"),
+    ):
+        if (value := scope.get(f"rope.scaling.{key}")) is not None:
+            out[ours] = value
+    return out
+
+
+def llama3_scaling(scope: FileScope, theta: float, dims: int) -> dict[str, Any]:
+    """llama3 scaling, which a GGUF holds only as `rope_freqs.weight`; {} without that tensor, or when it is all ones.
+
+    Raises:
+        MapError: the tensor follows no such rule.
+    """
+    divisors = scope.tensor("rope_freqs.weight", "became rope parameters of type llama3")
+    if divisors is None or all(d == 1.0 for d in divisors):
+        return {}
+    if len(divisors) != dims // 2:
+        raise MapError(f"rope_freqs.weight has {len(divisors)} values for {dims} rotary dimensions")
+    found = fit_llama3(divisors, theta, dims, scope.get("context_length") or 0)
+    if found is None:
+        raise MapError(
+            "rope_freqs.weight follows no known scaling rule (llama3 with low_freq_factor 1 was tried)",
+            hint="such a model cannot be expressed in config.json; please report it with the tensor's values",
+        )
+    if not found.unique:
+        scope.note("rope_freqs.weight fits several llama3 settings; the ones written give the same frequencies")
+    return {
+        "rope_type": "llama3",
+        "factor": found.factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": found.high,
+        "original_max_position_embeddings": found.original,
+    }

@@ -1,0 +1,382 @@
+"""The command line in processes of its own: exit codes, streams, JSON, terminals, and what it imports."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gguf2st
+from gguf2st.cli import cli
+from tests.make_gguf import tiny_llama
+from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
+
+ESC = "\x1b"
+COMMANDS = tuple(cli.list_commands(None))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("source") / "tiny.Q8_0.gguf", qtype="Q8_0")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(source: Path) -> Path:
+    folder = source.with_name("checkpoint")
+    gguf2st.convert(source, folder)
+    return folder
+
+
+def assert_error(done: Done, code: int, *words: str) -> None:
+    """One message on standard error, without a traceback, and nothing on standard output."""
+    assert done.code == code, done
+    assert done.out == ""
+    assert done.err.startswith("error: "), done.err
+    assert "Traceback" not in done.err
+    assert ESC not in done.err
+    for word in words:
+        assert word in done.err, done.err
+
+
+# --- Exit codes and streams --------------------------------------------------------------------------------------
+
+
+def test_a_conversion_and_its_output(source: Path, tmp_path: Path) -> None:
+    done = run("convert", source, "-o", tmp_path / "out")
+    assert done.code == 0
+    assert done.err == "", "no progress bar in a pipe"
+    assert ESC not in done.out
+    assert f"vllm serve {tmp_path / 'out'}" in done.out
+    assert f"gguf2st verify {tmp_path / 'out'} --against {source}" in done.out
+    assert (tmp_path / "out/config.json").is_file()
+    checked = run("verify", tmp_path / "out", "--against", source, "--model")
+    assert (checked.code, checked.err) == (0, "")
+    assert checked.out.startswith("ok (structural, numerical, model): 20 tensors")
+
+
+def test_the_default_folder_is_beside_the_source(tmp_path: Path) -> None:
+    tiny_llama(tmp_path / "My Model.Q8_0.gguf")
+    done = run("convert", "My Model.Q8_0.gguf", cwd=tmp_path)
+    assert done.code == 0
+    assert "vllm serve 'My Model.Q8_0-safetensors'" in done.out
+    assert (tmp_path / "My Model.Q8_0-safetensors/config.json").is_file()
+
+
+@pytest.mark.parametrize("option", ["-q", "--quiet"])
+def test_quiet_says_nothing(option: str, source: Path, tmp_path: Path) -> None:
+    assert run("convert", source, "-o", tmp_path / "out", option) == Done(0, "", "")
+
+
+USAGE: dict[str, tuple[str, ...]] = {
+    "no command": (),
+    "unknown command": ("transmogrify",),
+    "unknown option": ("convert", "SRC", "--fast"),
+    "no source": ("convert",),
+    "dtype": ("convert", "SRC", "--dtype", "int3"),
+    "size": ("convert", "SRC", "--max-shard-size", "5XB"),
+    "zero size": ("convert", "SRC", "--max-shard-size", "0"),
+    "device": ("convert", "SRC", "--device", "tpu"),
+    "threads": ("convert", "SRC", "--threads", "0"),
+    "json in no folder": ("convert", "SRC", "--json", "gone/report.json"),
+    "tokenizer in no folder": ("convert", "SRC", "--tokenizer-from", "gone"),
+    "map": ("plan", "SRC", "--arch-map", "gone.toml"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_wrong_usage_is_2(case: str, source: Path, tmp_path: Path) -> None:
+    done = run(*(str(source) if word == "SRC" else word for word in USAGE[case]), cwd=tmp_path)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Usage:" in done.err
+    assert "Traceback" not in done.err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect", "plan", "check"])
+def test_a_missing_source_is_3(command: str, source: Path) -> None:
+    done = run(command, source.with_name("tiny.Q8.gguf"))
+    assert done.code == 3
+    if command == "check":  # its result is the list of problems
+        assert "no such file" in done.out
+    else:
+        assert_error(done, 3, "no such file", f"did you mean {source}?")
+
+
+@pytest.mark.parametrize("command", ["convert", "plan", "check"])
+def test_an_unknown_architecture_is_4(command: str, tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "m.gguf", extra_metadata={"general.architecture": "novelty"})
+    done = run(command, source)
+    assert done.code == 4
+    assert "novelty" in done.out + done.err
+    assert "Traceback" not in done.err
+    assert os.listdir(tmp_path) == ["m.gguf"]
+
+
+def test_a_damaged_checkpoint_is_5(checkpoint: Path, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert_error(run("verify", tmp_path), 5, "config.json says nothing", "hint: ")
+    assert_error(run("verify", tmp_path / "gone"), 5, "not a folder", "hint: ")
+    done = run("verify", tmp_path, "--json")
+    assert done.code == 5
+    assert json.loads(done.out)["ok"] is False
+    assert run("verify", checkpoint, "--against", source).code == 0
+
+
+TARGETS = {
+    "exists": "taken",
+    "is a file": "file",
+    "below a file": "file/out",
+    "name too long": "x" * 300,
+    "no place for files": "/proc/1/out",
+    "current folder": ".",
+    "mount point": "/proc",
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_target_that_cannot_be_written_is_6(case: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/config.json").touch()
+    (tmp_path / "file").touch()
+    assert_error(run("convert", source, "-o", TARGETS[case], cwd=tmp_path), 6)
+    assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+
+
+def test_a_report_that_cannot_be_written_is_6(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    done = run("convert", source, "-o", tmp_path / "out", "--json", tmp_path / "report.json")
+    assert_error(done, 6, "report.json")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interruption_is_130_and_can_be_resumed(sent: signal.Signals, source: Path, tmp_path: Path) -> None:
+    arguments = ("convert", source, "-o", tmp_path / "out", "--max-shard-size", "90KB", "--threads", "2")
+    first = tmp_path / "out.partial/model-00001-of-00003.safetensors"
+    done = interrupted(*arguments, once=first, sent=sent)
+    assert done.code == 130
+    assert done.out == ""
+    assert done.err.splitlines()[-1] == "interrupted: run the same command again to go on"
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out").exists()
+    inode = first.stat().st_ino
+    assert run(*arguments).code == 0
+    assert (tmp_path / "out" / first.name).stat().st_ino == inode
+    assert run("verify", tmp_path / "out", "--against", source).code == 0
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "archs"])
+def test_a_reader_that_leaves_is_no_error(command: str, source: Path) -> None:
+    arguments = [*GGUF2ST, command, *([str(source)] if command != "archs" else [])]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.wait(timeout=60)
+    process.stderr.close()
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------
+
+
+def test_every_json_parses(source: Path, checkpoint: Path, tmp_path: Path) -> None:
+    results: dict[str, Any] = {}
+    for name, arguments in {
+        "inspect": ("inspect", source, "--json"),
+        "check": ("check", source, "--json"),
+        "plan": ("plan", source, "--json"),
+        "verify": ("verify", checkpoint, "--json"),
+        "archs": ("archs", "--json"),
+        "convert": ("convert", source, "-o", tmp_path / "a", "--json", "-"),
+        "dry run": ("convert", source, "-o", tmp_path / "b", "--json", "-", "--dry-run"),
+    }.items():
+        done = run(*arguments)
+        assert (done.code, done.err) == (0, ""), name
+        results[name] = json.loads(done.out)
+    assert results["inspect"]["tensors"] == 20
+    assert results["inspect"]["metadata"]["general.architecture"] == "llama"
+    assert results["inspect"]["convertible"] is True
+    assert results["check"] == {"convertible": True, "exit_code": 0, "problems": []}
+    assert len(results["plan"]["entries"]) == 20
+    assert results["verify"]["ok"] is True
+    assert "gemma3" in {row["arch"] for row in results["archs"]}
+    assert results["convert"]["output"] == str(tmp_path / "a")
+    assert results["convert"]["verification"]["problems"] == []
+    assert results["dry run"]["output"] is None
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_report_in_a_file(source: Path, tmp_path: Path) -> None:
+    done = run("convert", source, "-o", tmp_path / "out", "--json", tmp_path / "report.json", "--quiet")
+    assert done == Done(0, "", "")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["tensors"] == 20
+    assert report["shards"] == ["model.safetensors"]
+
+
+def test_check_says_everything_at_once(tmp_path: Path) -> None:
+    source = tiny_llama(
+        tmp_path / "m.gguf",
+        drop=["blk.0.attn_q.weight", "blk.1.attn_q.weight"],
+        extra_tensors={"blk.0.mystery.weight": np.zeros(4, np.float32)},
+        extra_metadata={"tokenizer.ggml.pre": "klingon", "llama.warp.factor": 9.0},
+    )
+    done = run("check", source, "--json")
+    result = json.loads(done.out)
+    assert (done.code, result["exit_code"]) == (4, 4)
+    text = "\n".join(result["problems"])
+    for word in ("blk.{0..1}.attn_q.weight", "blk.0.mystery.weight", "klingon", "llama.warp.factor"):
+        assert word in text
+    plain = run("check", source)
+    assert plain.code == 4
+    assert plain.out.count("problem: ") == len(result["problems"])
+    assert not plain.err
+
+
+# --- Help --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_has_examples(command: str | None) -> None:
+    for option in ("--help", "-h"):
+        done = run(*([command] if command else []), option)
+        assert (done.code, done.err) == (0, "")
+        examples = re.search(r"Examples:\n((?:\s+gguf2st .*\n)+)", done.out)
+        assert examples, done.out
+        assert command is None or f"gguf2st {command}" in examples[1]
+
+
+def test_help_names_every_exit_code() -> None:
+    text = run("--help").out
+    for code in ("0 done", "2 usage", "3 bad source", "4 not convertible", "5 verification", "6 cannot write", "130"):
+        assert re.search(code.replace(" ", r"\s+"), text), code
+
+
+def test_version() -> None:
+    assert run("--version").out == f"gguf2st, version {gguf2st.__version__}\n"
+
+
+def test_the_installed_script() -> None:
+    script = Path(sys.executable).with_name("gguf2st")
+    assert run("archs", program=(str(script),)) == run("archs")
+
+
+# --- Imports -----------------------------------------------------------------------------------------------------
+
+HEAVY = ("torch", "transformers", "numba", "tokenizers", "numpy", "safetensors", "huggingface_hub", "rich", "gguf")
+LIGHT = {
+    "help": ("--help",),
+    "archs": ("archs",),
+    "inspect": ("inspect", "SRC"),
+    "check": ("check", "SRC"),
+    "plan": ("plan", "SRC"),
+    "dry run": ("convert", "SRC", "-o", "never", "--dry-run"),
+    "help of a command": ("convert", "--help"),
+}
+
+
+@pytest.mark.parametrize("case", LIGHT)
+def test_commands_that_read_headers_are_light(case: str, source: Path) -> None:
+    arguments = [str(source) if word == "SRC" else word for word in LIGHT[case]]
+    program = (sys.executable, "-X", "importtime", "-m", "gguf2st")
+    done = run(*arguments, program=program)
+    assert done.code == 0
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.err.splitlines()}
+    assert "click" in imported
+    assert imported & set(HEAVY) == set()
+
+
+def test_conversions_import_neither_torch_nor_transformers(source: Path, tmp_path: Path) -> None:
+    program = (sys.executable, "-X", "importtime", "-m", "gguf2st")
+    done = run("convert", source, "-o", tmp_path / "out", "--device", "cpu", program=program)
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.err.splitlines()}
+    assert {"numba", "tokenizers"} <= imported
+    assert imported & {"torch", "transformers", "rich"} == set()
+
+
+# --- Terminals ---------------------------------------------------------------------------------------------------
+
+
+def test_progress_and_colours_on_a_terminal(source: Path, tmp_path: Path) -> None:
+    done = on_terminal("convert", source, "-o", tmp_path / "out", "--threads", "1", program=SLOW)
+    assert done.code == 0
+    assert "converting" in done.out
+    assert re.search(r"[\d.]+\S*/[\d.]+ [kM]?B", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)), "bytes done of all"
+    assert f"{ESC}[32m{ESC}[1mdone{ESC}[0m" in done.out
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
+    assert ESC not in plain, "colours and cursor movement only"
+
+
+def test_errors_are_red_on_a_terminal(tmp_path: Path) -> None:
+    done = on_terminal("convert", tmp_path / "gone.gguf")
+    assert done.code == 3
+    assert done.out.startswith(f"{ESC}[31m{ESC}[1merror{ESC}[0m: ")
+
+
+def test_quiet_is_quiet_on_a_terminal(source: Path, tmp_path: Path) -> None:
+    assert on_terminal("convert", source, "-o", tmp_path / "out", "-q", program=SLOW) == Done(0, "", "")
+
+
+EVIL = f"{ESC}]0;pwned\x07{ESC}[2J\r\n\x9b31m‮"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files with a terminal sequence in each place where a file can have text."""
+    folder = tmp_path_factory.mktemp("hostile")
+    zeros = np.zeros(4, np.float32)
+    template = f"{{{{ messages }}}}{EVIL}"
+    return {
+        "convertible": tiny_llama(
+            folder / "convertible.gguf",
+            extra_metadata={
+                "general.name": f"tiny{EVIL}",
+                f"general.{EVIL}": "key",
+                "general.tags": [f"a{EVIL}", "b"],
+                "tokenizer.chat_template": template,
+            },
+        ),
+        "tensor": tiny_llama(folder / "tensor.gguf", extra_tensors={f"blk.0.{EVIL}.weight": zeros}),
+        "key": tiny_llama(folder / "key.gguf", extra_metadata={f"llama.{EVIL}": 3}),
+        "arch": tiny_llama(folder / "arch.gguf", extra_metadata={"general.architecture": f"llama{EVIL}"}),
+        "pre": tiny_llama(folder / "pre.gguf", extra_metadata={"tokenizer.ggml.pre": f"smollm{EVIL}"}),
+        "template": tiny_llama(folder / "template.gguf", extra_metadata={f"tokenizer.chat_template.{EVIL}": "x"}),
+        "file name": tiny_llama(folder / f"name{EVIL}.gguf"),
+    }
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("command", ["inspect", "check", "plan", "convert"])
+@pytest.mark.parametrize("kind", ["convertible", "tensor", "key", "arch", "pre", "template", "file name"])
+def test_terminal_sequences_of_strangers_are_shown_not_sent(
+    kind: str, command: str, terminal: bool, hostile: dict[str, Path]
+) -> None:
+    done = (on_terminal if terminal else run)(command, hostile[kind], *(["--dry-run"] if command == "convert" else []))
+    assert done.code in (0, 4)
+    assert "Traceback" not in done.out + done.err
+    text = re.sub(r"\x1b\[\d*m", "", done.out + done.err) if terminal else done.out + done.err
+    text = text.replace("\r\n", "\n")
+    assert not {c for c in text if not c.isprintable()} - {"\n"}
+
+
+def test_a_hostile_name_survives_a_conversion(hostile: dict[str, Path]) -> None:
+    done = run("convert", hostile["file name"])
+    assert done.code == 0
+    assert ESC not in done.out
+    assert (hostile["file name"].parent / f"name{EVIL}-safetensors/config.json").is_file()
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_terminals_without_unicode(encoding: str, tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "m.gguf", extra_metadata={"general.name": "Überträgödie 模型"})
+    done = run("inspect", source, environment={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    assert (done.code, done.err) == (0, "")
+    assert "\\u6a21\\u578b" in done.out

@@ -1,0 +1,217 @@
+"""The Triton kernels without a GPU: run in the interpreter, compiled for a GPU, and the choice of a device."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gguf2st
+from gguf2st import kernels
+from gguf2st.cli import main
+from gguf2st.errors import UsageError
+from gguf2st.kernels import device
+from gguf2st.quants.layout import DECODABLE
+from tests.make_gguf import tiny_model
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there for Linux only")
+HOPPER = ("cuda", 90, 32)
+
+
+@needs_triton
+def test_in_the_interpreter() -> None:
+    """tests/gpu in a process of its own: Triton looks at TRITON_INTERPRET once, when it is loaded."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu"]
+    run = subprocess.run(
+        command, env=env | {"TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout
+    assert re.search(r"^\d{3,} passed in", run.stdout, re.MULTILINE), run.stdout
+    assert "skipped" not in run.stdout
+
+
+def compiled(kernel: Any, types: list[str], constants: list[int]) -> str:
+    """PTX of a kernel whose pointers are 16-byte aligned and whose last arguments are `constants`. Runs ptxas too."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from gguf2st.kernels.gpu import OPTIONS
+
+    types = types + ["constexpr"] * len(constants)
+    first = len(types) - len(constants)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")}
+    source = ASTSource(
+        kernel,
+        dict(zip(kernel.arg_names, types, strict=True)),
+        {(first + i,): value for i, value in enumerate(constants)},
+        aligned,
+    )
+    result = triton.compile(source, target=GPUTarget(*HOPPER), options=OPTIONS)
+    assert result.asm["cubin"]
+    return str(result.asm["ptx"])
+
+
+POINTERS = {"float32": "*fp32", "bfloat16": "*i16", "float16": "*fp16"}
+BLOCK_TYPES = sorted(DECODABLE - {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
+
+
+def of_type(qtype: str, dtype: str) -> str:
+    from gguf2st.kernels import gpu
+    from gguf2st.quants.codebooks import table
+
+    body = gpu.BODIES[qtype]
+    tables = ["*i8" if table(name).dtype == "int8" else "*fp32" for name in body.tables]
+    return compiled(body.kernel, ["*u8", POINTERS[dtype], "i32", *tables], [gpu.tile_blocks(qtype, dtype)])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize("qtype", BLOCK_TYPES)
+def test_compiles_to_exact_and_wide_code(qtype: str, dtype: str) -> None:
+    ptx = of_type(qtype, dtype)
+    assert "fma." not in ptx, "a product and a sum would round once, where ggml rounds twice"
+    assert ".ftz" not in ptx, "subnormals would become zeros"
+    assert "approx" not in ptx
+    assert ".shared" not in ptx, "threads pass values to each other: see gpu_access"
+    narrow = qtype.startswith("IQ3") and dtype != "float32"  # entries of 4 weights
+    assert re.findall(r"st\.global\S*", ptx) == ["st.global.v2.b32" if narrow else "st.global.v4.b32"]
+    if dtype != "float32":
+        n, cast = (4, 2) if narrow else (8, 4), "bf16x2" if dtype == "bfloat16" else "f16x2"
+        assert len(re.findall(rf"cvt\.rn\.{cast}\.f32", ptx)) == n[1] or ptx.count("cvt.rn.f16.f32") == n[0]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("qtype", "loads"),
+    [
+        # blocks of 144 bytes: codes of 8 weights in one load, two float16, three bytes of scales
+        ("Q4_K", {"v2.b32": 1, "b16": 2, "b8": 3}),
+        ("Q5_K", {"v2.b32": 2, "b16": 2, "b8": 3}),
+        # 34, 18 and 210: by 2 bytes
+        ("Q8_0", {"b16": 5}),
+        ("Q4_0", {"b16": 5}),
+        ("Q6_K", {"b16": 9, "b8": 1}),
+        # an entry of a grid and one of signs, 8 bytes each
+        ("IQ2_XXS", {"v2.b32": 2, "b16": 3, "b8": 1}),
+    ],
+)
+def test_loads_are_as_wide_as_blocks_allow_and_not_repeated(qtype: str, loads: dict[str, int]) -> None:
+    found = re.findall(r"ld\.global\.(\S+)", of_type(qtype, "bfloat16"))
+    assert {width: found.count(width) for width in found} == loads
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize("stored", ["*fp32", "*fp16", "*u16", "*fp64", "*i8", "*i16", "*i32", "*i64"])
+def test_plain_numbers_compile(stored: str, dtype: str) -> None:
+    from gguf2st.kernels import gpu, gpu_bodies
+
+    ptx = compiled(gpu_bodies.plain, [stored, POINTERS[dtype], "i32"], [gpu.ELEMENTS])
+    assert ".ftz" not in ptx
+    assert "st.global.v4.b32" in ptx or stored == "*i8"
+
+
+@needs_triton
+@pytest.mark.parametrize("bits", ["*i16", "*i32"])
+def test_count_nonfinite_compiles(bits: str) -> None:
+    from gguf2st.kernels import gpu, gpu_bodies
+
+    ptx = compiled(gpu_bodies.count_masked, [bits, "*i64", "i32"], [0x7F80, gpu.ELEMENTS])
+    assert "atom.global" in ptx
+    assert "ld.global.v4.b32" in ptx
+
+
+@needs_triton
+def test_there_is_a_kernel_for_every_type() -> None:
+    from gguf2st.kernels import cpu, gpu
+
+    assert gpu.QTYPES == cpu.QTYPES == DECODABLE
+
+
+@pytest.mark.parametrize("module", ["gpu", "gpu_stream"])
+def test_without_triton_the_kernels_say_so(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("gguf2st.kernels.gpu") or name == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(kernels, name.rpartition(".")[2], raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(UsageError, match="needs Triton") as error:
+        __import__(f"gguf2st.kernels.{module}")
+    assert "pip install triton" in error.value.hint
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch, *, devices: int = 1, triton: bool = True, built: bool = True, works: bool = True
+) -> None:
+    """Pretend: devices that the driver offers, and whether Triton is there, torch built for CUDA, and it all works."""
+    monkeypatch.setattr(device, "_cuda_devices", lambda: devices)
+    monkeypatch.setattr(device, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if built else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
+
+
+LACKS = [
+    ({"triton": False}, "Triton is not installed"),
+    ({"built": False}, "is built without CUDA"),
+    ({"works": False}, "cannot use it"),
+]
+
+
+@pytest.mark.parametrize(("lack", "reason"), LACKS)
+def test_auto_falls_back_with_one_note(lack: dict[str, bool], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, **lack)
+    chosen, notes = device.choose("auto")
+    assert chosen == "cpu"
+    assert len(notes) == 1
+    assert reason in notes[0]
+
+
+def test_the_note_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, triton=False)
+    report = gguf2st.convert(tiny_model(tmp_path / "m.gguf"), tmp_path / "out")
+    assert [note for note in report.notes if "although there is a CUDA device: Triton is not installed" in note]
+
+
+@pytest.mark.parametrize(("lack", "reason"), [*LACKS, ({"devices": 0}, "the NVIDIA driver finds no device")])
+def test_cuda_names_what_is_missing(
+    lack: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine(monkeypatch, **lack)
+    source = tiny_model(tmp_path / "m.gguf")
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", str(source), "-o", str(tmp_path / "out"), "--device", "cuda"])
+    assert ended.value.code == UsageError.exit_code == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: device cuda: ")
+    assert reason in error
+    assert "--device cpu" in hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("devices", [0, 1])
+def test_auto_without_anything_missing(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, devices=devices)
+    assert device.choose("auto") == ("cuda" if devices else "cpu", ())
+    assert device.choose("cpu") == ("cpu", ())
+    assert device.choose("cuda") == ("cuda", ())
+
+
+def test_without_a_device_auto_loads_neither_torch_nor_triton() -> None:
+    program = """
+import sys
+from gguf2st.kernels import device
+device._cuda_devices() or print(device.choose("auto"), "torch" in sys.modules, "triton" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[0] in ("('cpu', ()) False False", "")
