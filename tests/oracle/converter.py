@@ -2,7 +2,8 @@
 
     python -m tests.oracle.converter < JOBS > FAILURES
 
-JOBS is a JSON list of {"source": HF folder, "target": GGUF file, "flags": [converter switch, ...]}; FAILURES is a JSON
+JOBS is a JSON list of {"source": HF folder, "target": GGUF file, "flags": [converter switch, ...],
+"hparams": {key: value} to find in config.json}; FAILURES is a JSON
 object {case: traceback} of those that could not be converted, case being the target's stem.
 """
 
@@ -11,7 +12,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,43 @@ PRE_TOKENIZER = "gpt-2"
 """What the tiny byte-level BPE is: the regex of GPT-2. The converter knows published vocabularies only, by hash."""
 
 
-def convert(source: Path, target: Path, flags: Iterable[str] = ()) -> None:
-    """Write the float32 GGUF of the HF folder `source` as `convert_hf_to_gguf.py --outtype f32` does."""
+def convert(source: Path, target: Path, flags: Iterable[str] = (), edits: Mapping[str, Any] | None = None) -> None:
+    """Write the float32 GGUF of the HF folder `source` as `convert_hf_to_gguf.py --outtype f32` does.
+
+    `edits` replace keys of config.json; None removes one.
+    """
     gguf, conversion = _modules()
     base = conversion.ModelBase
-    hparams = base.load_hparams(source, False)
+    read = base.load_hparams
+
+    def load_hparams(*arguments: Any, **options: Any) -> dict[str, Any]:
+        found = {**read(*arguments, **options), **(edits or {})}
+        return {key: value for key, value in found.items() if value is not None or key not in (edits or {})}
+
+    base.load_hparams = staticmethod(load_hparams)
+    try:
+        _write(gguf, conversion, base.load_hparams(source, False), source, target, flags)
+    finally:
+        base.load_hparams = staticmethod(read)
+
+
+def _write(
+    gguf: Any, conversion: Any, hparams: dict[str, Any], source: Path, target: Path, flags: Iterable[str]
+) -> None:
     name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
     model_class = conversion.get_model_class(name, mmproj=False)
     torch = importlib.import_module("torch")
-    with torch.inference_mode():
-        model_class(source, gguf.LlamaFileType.ALL_F32, target, **dict.fromkeys(flags, True)).write()
+    switches = set(flags)
+    no_mtp = "no_mtp" in switches and hasattr(model_class, "no_mtp")
+    if no_mtp:
+        model_class.no_mtp = True
+    try:
+        with torch.inference_mode():
+            options = dict.fromkeys(switches - {"no_mtp"}, True)
+            model_class(source, gguf.LlamaFileType.ALL_F32, target, **options).write()
+    finally:
+        if no_mtp:
+            model_class.no_mtp = False
 
 
 def _modules() -> tuple[Any, Any]:
@@ -52,7 +80,7 @@ def main() -> None:
     for job in json.load(sys.stdin):
         target = Path(job["target"])
         try:
-            convert(Path(job["source"]), target, job["flags"])
+            convert(Path(job["source"]), target, job["flags"], job["hparams"])
         except Exception:  # one class that cannot be converted must not hide the others
             failures[target.stem] = traceback.format_exc()
     json.dump(failures, sys.stdout)

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ CACHE = ROOT / ".cache" / "oracle"
 SPECIAL_IDS: Mapping[str, Mapping[str, int]] = {
     "bpe": {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
     "spm": {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},
+    "wpm": {"pad_token_id": 0},
 }
 
 
@@ -61,7 +61,12 @@ def prepare(cases: Iterable[str]) -> dict[str, str]:
                 home = Path(scratch) / case
                 write_checkpoint(CASES[case], home / case)
                 jobs.append(
-                    {"source": str(home / case), "target": str(home / f"{case}.gguf"), "flags": CASES[case].flags}
+                    {
+                        "source": str(home / case),
+                        "target": str(home / f"{case}.gguf"),
+                        "flags": CASES[case].flags,
+                        "hparams": CASES[case].hparams,
+                    }
                 )
             failures = _run_converter(jobs)
             for case in missing:
@@ -79,7 +84,7 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     config = getattr(transformers, case.config)(**options)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config).float()
+        model = getattr(transformers, case.auto).from_config(config).float()
     generator = torch.Generator().manual_seed(zlib.crc32(folder.name.encode()))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,7 +104,7 @@ def write_checkpoint(case: Case, folder: Path) -> None:
 @functools.cache
 def _home(case: str) -> Path:
     """Where the cache keeps `case`: its digest covers the table entry, the programs and the libraries that write it."""
-    digest = hashlib.sha256(repr(sorted(asdict(CASES[case]).items())).encode())
+    digest = hashlib.sha256(repr(sorted(CASES[case].written().items())).encode())
     digest.update(
         repr((sorted(BASE.items()), version("transformers"), version("torch"), version("sentencepiece"))).encode()
     )
@@ -137,7 +142,7 @@ def _corpus() -> list[str]:
 @functools.cache
 def _tokenizer_files(kind: str) -> Mapping[str, bytes]:
     folder = Path(tempfile.mkdtemp())
-    (_write_bpe if kind == "bpe" else _write_spm)(folder)
+    {"bpe": _write_bpe, "spm": _write_spm, "wpm": _write_wpm}[kind](folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(folder)
     return files
@@ -178,3 +183,12 @@ def _write_spm(folder: Path) -> None:
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _write_wpm(folder: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer()
+    tokenizer.train_from_iterator(_corpus(), vocab_size=BASE["vocab_size"], show_progress=False)
+    tokenizer.save_model(str(folder))
+    transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
