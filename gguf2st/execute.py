@@ -1,5 +1,7 @@
 """Plan -> shards. Rows stream in chunks through one decoder; memory does not grow with the model.
 
+Chunks of several entries whose blocks have the same type may share a call of the decoder (a batch), as GPUs like it.
+
 An entry whose ops only move whole rows is decoded chunk by chunk: the ops are applied to row numbers, and each chunk
 gathers its quantized rows. Any other entry is decoded whole in float32, put through its ops, and cast.
 """
@@ -7,7 +9,9 @@ gathers its quantized rows. Any other entry is decoded whole in float32, put thr
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf2st.errors import SchemeError, SourceError
+from gguf2st.errors import OutputError, SchemeError, SourceError
 from gguf2st.header import Header, Source
 from gguf2st.kernels import cpu
-from gguf2st.kernels.device import Decoder
+from gguf2st.kernels.device import Backend, Decoder, Host
 from gguf2st.ops import OPS
 from gguf2st.output import OutputFolder
 from gguf2st.plan import DTYPE_NBYTES, Entry, Plan
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
-from gguf2st.shards import ShardFile, shard_outputs
+from gguf2st.shards import ShardFile, is_whole, shard_outputs
 
 CHUNK_NBYTES = 2 << 20
 """Output bytes per chunk: decoded, checked and written while they are still in a core's cache."""
@@ -43,6 +47,21 @@ class _Chunk:
     start: int
     stop: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of the output."""
+        n_cols = self.rows.n_cols if self.rows else 0
+        return (self.stop - self.start) * n_cols * DTYPE_NBYTES[self.entry.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the next `n_blocks` of a batch go: `at` bytes into an entry's output."""
+
+    entry: Entry
+    at: int
+    n_blocks: int
+
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
@@ -56,7 +75,7 @@ class _Rows:
 
 
 def execute(
-    plan: Plan, folder: OutputFolder, *, decode: Decoder, threads: int, progress: Progress | None = None
+    plan: Plan, folder: OutputFolder, *, decode: Decoder | Backend, threads: int, progress: Progress | None = None
 ) -> None:
     """Write every shard of the plan that `folder` does not have yet.
 
@@ -73,28 +92,50 @@ def execute(
         OutputError: the output cannot be written.
     """
     progress = progress or (lambda nbytes: None)
+    backend = decode if isinstance(decode, Backend) else Host(decode, CHUNK_NBYTES)
+    whole = {
+        index
+        for index, shard in enumerate(plan.shards)
+        if shard.file in folder.finished and is_whole(folder.partial / shard.file, shard_outputs(plan, index))
+    }
+    _require_space(folder.partial, sum(s.nbytes for i, s in enumerate(plan.shards) if i not in whole))
     with _Reader(plan.header) as reader:
         for index, shard in enumerate(plan.shards):
-            if shard.file in folder.finished:
+            if index in whole:
                 progress(shard.nbytes)
                 continue
-            _write_shard(plan, index, folder.partial / shard.file, reader, decode, threads, progress)
+            _write_shard(plan, index, folder.partial / shard.file, reader, backend, threads, progress)
             folder.mark(shard.file)
 
 
+def _require_space(folder: Path, nbytes: int) -> None:
+    """Raise OutputError unless the file system has room: each shard reserves its own, but the last one comes late."""
+    try:
+        status = os.statvfs(folder)
+    except (AttributeError, OSError):
+        return  # the system cannot tell
+    free = status.f_bavail * status.f_frsize
+    if status.f_blocks and free < nbytes:
+        raise OutputError(
+            f"{folder}: no space left: {nbytes:,} bytes are needed, {free:,} are free",
+            hint="free some space or choose another folder with -o, then run the same command again",
+        )
+
+
 def _write_shard(
-    plan: Plan, index: int, path: Path, reader: "_Reader", decode: Decoder, threads: int, progress: Progress
+    plan: Plan, index: int, path: Path, reader: "_Reader", backend: Backend, threads: int, progress: Progress
 ) -> None:
     sources = plan.header.sources
     entries = [e for e in plan.entries if e.outputs[0].shard == index]
-    entries.sort(key=lambda e: (sources[e.sources[0]].file, sources[e.sources[0]].offset))  # read forwards
+    entries.sort(key=lambda e: [(sources[s].file, sources[s].offset) for s in e.sources])  # read forwards
     with ShardFile(path, shard_outputs(plan, index)) as shard:
-        chunks = (c for e in entries for c in _chunks(e, plan.header))
-        _in_threads(threads, chunks, lambda: _Worker(plan.header, reader, decode, shard, progress))
+        chunks = (c for e in entries for c in _chunks(e, plan.header, backend.chunk_nbytes))
+        batches = _batches(chunks, backend.batch_nbytes)
+        _in_threads(threads, batches, lambda: _Worker(plan.header, reader, backend, shard, progress))
 
 
-def _in_threads(threads: int, chunks: Iterator[_Chunk], make_worker: Callable[[], "_Worker"]) -> None:
-    """Hand chunks in order to `threads` workers; the first failure (or Ctrl-C) stops all and is raised."""
+def _in_threads(threads: int, batches: Iterator[list[_Chunk]], make_worker: Callable[[], "_Worker"]) -> None:
+    """Hand batches in order to `threads` workers; the first failure (or Ctrl-C) stops all and is raised."""
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
 
@@ -103,10 +144,10 @@ def _in_threads(threads: int, chunks: Iterator[_Chunk], make_worker: Callable[[]
         try:
             while not stop.is_set():
                 with lock:
-                    chunk = next(chunks, None)
-                if chunk is None:
+                    batch = next(batches, None)
+                if batch is None:
                     return
-                worker.run(chunk)
+                worker.run(batch)
         except BaseException as err:
             errors.append(err)
             stop.set()
@@ -122,20 +163,40 @@ def _in_threads(threads: int, chunks: Iterator[_Chunk], make_worker: Callable[[]
                 thread.join()
         except BaseException:
             stop.set()
-            for thread in pool:
-                if thread.is_alive():
-                    thread.join()
+            while any(thread.is_alive() for thread in pool):
+                # A second Ctrl-C must not leave them writing to a file that is closed already.
+                with suppress(KeyboardInterrupt):
+                    for thread in pool:
+                        if thread.is_alive():
+                            thread.join()
             raise
     if errors:
         raise errors[0]
 
 
-def _chunks(entry: Entry, header: Header) -> Iterator[_Chunk]:
+def _batches(chunks: Iterator[_Chunk], nbytes: int) -> Iterator[list[_Chunk]]:
+    """Chunks that one call can decode: of one ggml type and dtype, together `nbytes` of output or just above."""
+    waiting: dict[tuple[str, str], list[_Chunk]] = {}
+    sizes: Counter[tuple[str, str]] = Counter()
+    for chunk in chunks:
+        if chunk.rows is None:
+            yield [chunk]
+            continue
+        kind = chunk.rows.source.qtype, chunk.entry.dtype
+        waiting.setdefault(kind, []).append(chunk)
+        sizes[kind] += chunk.nbytes
+        if sizes[kind] >= nbytes:
+            sizes[kind] = 0
+            yield waiting.pop(kind)
+    yield from waiting.values()
+
+
+def _chunks(entry: Entry, header: Header, nbytes: int) -> Iterator[_Chunk]:
     rows = _row_plan(entry, header)
     if rows is None:
         yield _Chunk(entry, None, 0, 0)
         return
-    step = max(1, CHUNK_NBYTES // (rows.n_cols * DTYPE_NBYTES[entry.dtype]))
+    step = max(1, nbytes // (rows.n_cols * DTYPE_NBYTES[entry.dtype]))
     for start in range(0, rows.n_rows, step):
         yield _Chunk(entry, rows, start, min(start + step, rows.n_rows))
 
@@ -168,38 +229,51 @@ def _row_plan(entry: Entry, header: Header) -> _Rows | None:
 
 
 class _Worker:
-    """One thread's scratch memory, and what it does with a chunk."""
+    """One thread's scratch memory, and what it does with a batch."""
 
     def __init__(
-        self, header: Header, reader: "_Reader", decode: Decoder, shard: ShardFile, progress: Progress
+        self, header: Header, reader: "_Reader", backend: Backend, shard: ShardFile, progress: Progress
     ) -> None:
-        self._header, self._reader, self._decode = header, reader, decode
+        self._header, self._reader, self._backend = header, reader, backend
         self._shard, self._progress = shard, progress
         self._raw = np.empty(0, np.uint8)
-        self._gathered = np.empty(0, np.uint8)
+        self._packed = np.empty(0, np.uint8)
         self._out = np.empty(0, np.uint8)
 
-    def run(self, chunk: _Chunk) -> None:
-        if chunk.rows is None:
-            self._whole(chunk.entry)
+    def run(self, batch: list[_Chunk]) -> None:
+        if batch[0].rows is None:
+            self._whole(batch[0].entry)
         else:
-            self._stream(chunk.entry, chunk.rows, chunk.start, chunk.stop)
+            self._stream([(chunk, chunk.rows) for chunk in batch if chunk.rows is not None])
 
-    def _stream(self, entry: Entry, rows: _Rows, start: int, stop: int) -> None:
-        kind = TYPES[rows.source.qtype]
-        row_nbytes = rows.n_cols // kind.block * kind.nbytes
+    def _stream(self, batch: list[tuple[_Chunk, _Rows]]) -> None:
+        qtype = batch[0][1].source.qtype
+        kind = TYPES[qtype]
+        places = []
+        for chunk, rows in batch:
+            n_blocks = (chunk.stop - chunk.start) * rows.n_cols // kind.block
+            places.append(_Place(chunk.entry, chunk.start * rows.n_cols * DTYPE_NBYTES[chunk.entry.dtype], n_blocks))
+        nbytes = sum(p.n_blocks for p in places) * kind.nbytes
+        if len(self._packed) < nbytes:
+            self._packed = self._backend.empty(nbytes)
+        blocks = self._packed[:nbytes].reshape(-1, kind.nbytes)
+        at = 0
+        for (chunk, rows), place in zip(batch, places, strict=True):
+            self._fill(blocks[at : at + place.n_blocks].reshape(chunk.stop - chunk.start, -1), chunk, rows)
+            at += place.n_blocks
+        self._emit(qtype, blocks, places)
+
+    def _fill(self, packed: Bytes, chunk: _Chunk, rows: _Rows) -> None:
+        """Read a chunk's rows -> `packed` (rows, bytes per row)."""
+        row_nbytes = packed.shape[1]
         if rows.order is None:
-            packed = self._read(rows.source, (rows.first + start) * row_nbytes, (stop - start) * row_nbytes)
-        else:
-            wanted = rows.order[start:stop]
-            low, high = int(wanted.min()), int(wanted.max()) + 1
-            packed = self._read(rows.source, (rows.first + low) * row_nbytes, (high - low) * row_nbytes)
-            self._gathered = _at_least(self._gathered, len(wanted) * row_nbytes)
-            gathered = self._gathered[: len(wanted) * row_nbytes].reshape(len(wanted), row_nbytes)
-            packed = np.take(packed.reshape(-1, row_nbytes), wanted - low, axis=0, out=gathered)
-        blocks = packed.reshape(-1, kind.nbytes)
-        n_row_bytes = rows.n_cols * DTYPE_NBYTES[entry.dtype]
-        self._emit(entry, rows.source.qtype, blocks, start * n_row_bytes)
+            self._read_into(packed.reshape(-1), rows.source, (rows.first + chunk.start) * row_nbytes)
+            return
+        wanted = rows.order[chunk.start : chunk.stop]
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        stretch = self._read(rows.source, (rows.first + low) * row_nbytes, (high - low) * row_nbytes)
+        # The mode only matters for numbers out of range; the default one goes through a copy of `out`.
+        np.take(stretch.reshape(-1, row_nbytes), wanted - low, axis=0, out=packed, mode="clip")
 
     def _whole(self, entry: Entry) -> None:
         arrays: list[Any] = []
@@ -208,37 +282,44 @@ class _Worker:
             kind = TYPES[source.qtype]
             blocks = self._read(source, 0, source.nbytes or 0).reshape(-1, kind.nbytes)
             values = np.empty((len(blocks), kind.block), np.float32)
-            self._decode(source.qtype, "float32", blocks, values)
+            self._backend.decode(source.qtype, "float32", blocks, values)
             arrays.append(values.reshape(source.shape))
         for op, *arguments in entry.ops:
             arrays = [OPS[op].fn(*arrays, *arguments)]
         flat = np.ascontiguousarray(arrays[0], dtype=np.float32).reshape(-1)
-        step = CHUNK_NBYTES // DTYPE_NBYTES[entry.dtype]
+        itemsize = DTYPE_NBYTES[entry.dtype]
+        step = max(1, self._backend.chunk_nbytes // itemsize)
         for at in range(0, len(flat), step):
-            part = flat[at : at + step]
-            self._emit(entry, "F32", part.view(np.uint8).reshape(-1, 4), at * DTYPE_NBYTES[entry.dtype])
+            part = flat[at : at + step].view(np.uint8).reshape(-1, 4)
+            self._emit("F32", part, [_Place(entry, at * itemsize, len(part))])
 
-    def _emit(self, entry: Entry, qtype: str, blocks: Bytes, at: int) -> None:
-        """Decode blocks to the output dtype, check that all values are finite, and write them `at` bytes in."""
-        shape = (len(blocks), TYPES[qtype].block)
-        nbytes = shape[0] * shape[1] * DTYPE_NBYTES[entry.dtype]
-        self._out = _at_least(self._out, nbytes)
-        out = self._out[:nbytes].view(np.float32 if entry.dtype == "float32" else np.uint16).reshape(shape)
-        self._decode(qtype, entry.dtype, blocks, out)
-        if bad := cpu.count_nonfinite(entry.dtype, out):
-            raise self._not_finite(entry, qtype, blocks, bad)
-        self._shard.write(entry.outputs[0].start + at, self._out[:nbytes].data)
-        self._progress(nbytes)
+    def _emit(self, qtype: str, blocks: Bytes, places: list[_Place]) -> None:
+        """Decode blocks to the output dtype, check that all values are finite, and write them to their places."""
+        block, dtype = TYPES[qtype].block, places[0].entry.dtype
+        nbytes = len(blocks) * block * DTYPE_NBYTES[dtype]
+        if len(self._out) < nbytes:
+            self._out = self._backend.empty(nbytes)
+        out = self._out[:nbytes].view(np.float32 if dtype == "float32" else np.uint16).reshape(-1, block)
+        bad = self._backend.decode(qtype, dtype, blocks, out)
+        at = 0
+        for place in places:
+            part = slice(at, at + place.n_blocks)
+            at += place.n_blocks
+            if bad and (here := cpu.count_nonfinite(dtype, out[part])):
+                raise self._not_finite(place.entry, qtype, blocks[part], here)
+            written = out[part].reshape(-1).view(np.uint8)
+            self._shard.write(place.entry.outputs[0].start + place.at, written.data)
+            self._progress(len(written))
 
     def _not_finite(self, entry: Entry, qtype: str, blocks: Bytes, bad: int) -> SourceError | SchemeError:
         exact = np.empty((len(blocks), TYPES[qtype].block), np.float32)
-        self._decode(qtype, "float32", blocks, exact)
+        self._backend.decode(qtype, "float32", blocks, exact)
         source = self._header.sources[entry.sources[0]]
         where = f"{self._header.files[source.file]}: tensor {source.name} ({source.qtype})"
         if np.isfinite(exact).all():
             return SchemeError(
                 f"{where} has at least {bad} values beyond the range of {entry.dtype}",
-                hint="use --dtype bfloat16 or float32",
+                hint="use --dtype float32" if entry.dtype == "bfloat16" else "use --dtype bfloat16 or float32",
             )
         return SourceError(
             f"{where} has at least {bad} weights that are NaN or infinite",
@@ -247,12 +328,17 @@ class _Worker:
 
     def _read(self, source: Source, at: int, nbytes: int) -> Bytes:
         """Bytes [at, at + nbytes) of a source in native byte order; valid until the next read."""
-        self._raw = _at_least(self._raw, nbytes)
-        data = self._raw[:nbytes]
+        if len(self._raw) < nbytes:
+            self._raw = np.empty(nbytes, np.uint8)
+        self._read_into(self._raw[:nbytes], source, at)
+        return self._raw[:nbytes]
+
+    def _read_into(self, data: Bytes, source: Source, at: int) -> None:
+        """Fill `data` from byte `at` of a source, in native byte order."""
         self._reader.read_into(source, at, data.data)
         if not self._reader.native:
-            return to_native(source.qtype, data.reshape(-1, TYPES[source.qtype].nbytes)).reshape(-1)
-        return data
+            blocks = data.reshape(-1, TYPES[source.qtype].nbytes)
+            np.copyto(blocks, to_native(source.qtype, blocks))
 
 
 class _Reader:
@@ -294,8 +380,3 @@ class _Reader:
                     hint="run the command again once nothing else writes to it",
                 )
             buffer, offset = buffer[n:], offset + n
-
-
-def _at_least(buffer: Bytes, nbytes: int) -> Bytes:
-    """The buffer, or a larger one; never zeroed, so that untouched pages cost nothing."""
-    return buffer if len(buffer) >= nbytes else np.empty(nbytes, np.uint8)
