@@ -77,5 +77,17 @@ class OutputError(Gguf2stError):
     exit_code = 6
 
 
+class ServeError(Gguf2stError):
+    """vLLM cannot be found, does not start, dies, or answers wrongly."""
+
+    exit_code = 7
+
+
+class HubError(Gguf2stError):
+    """The Hub cannot be reached, or does not give what was asked for."""
+
+    exit_code = 8
+
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM, as shells report SIGINT (128 + 2)."""
