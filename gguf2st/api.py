@@ -4,13 +4,14 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from gguf2st import build, config
+from gguf2st import __version__, build, config
 from gguf2st import tokenizer as tokenizers
-from gguf2st.errors import CoverageError, Gguf2stError, UsageError
+from gguf2st.errors import CoverageError, Gguf2stError, SourceError, TokenizerError, UsageError
 from gguf2st.header import Header, read_header
 from gguf2st.output import OutputFolder, check_target
 from gguf2st.plan import DTYPE_NBYTES, Plan, choose, lay_out, to_json
@@ -72,6 +73,7 @@ def convert(
     device: str = "auto",
     threads: int | None = None,
     tokenizer_from: str | Path | None = None,
+    tokenizer_pre: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     arch_map: Path | None = None,
@@ -87,9 +89,10 @@ def convert(
         out: folder to write; beside the source by default.
         dtype: of the output: bfloat16, float16 or float32.
         max_shard_size: bytes; a shard is closed before it would exceed this.
-        device: auto, cpu or cuda.
+        device: auto, cpu or cuda; auto is cuda where a device, Triton and a torch with CUDA are at hand.
         threads: how many decode and write at once; by default one per available core, at most 8.
         tokenizer_from: a folder whose tokenizer files are taken, after comparing their vocabulary with the file's.
+        tokenizer_pre: how words are split, as a `tokenizer.ggml.pre` name; goes before what the file says.
         overwrite: replace an existing checkpoint.
         dry_run: plan and check only.
         arch_map: a map to use instead of choosing one.
@@ -105,44 +108,52 @@ def convert(
     folder = Path(out) if out is not None else default_output(files)
     plan = make_plan(read_header(files), dtype=dtype, max_shard_size=max_shard_size, arch_map=arch_map)
     plan.require_complete()
-    metadata = plan.header.metadata
+    if tokenizer_from is not None and tokenizer_pre is not None:
+        raise UsageError("tokenizer_from takes a whole tokenizer: there is no tokenizer_pre to choose")
+    metadata = _tokenizer_metadata(plan.header, tokenizer_pre)
     if tokenizer_from is None:
-        notes = tokenizers.check_tokenizer(metadata)
+        notes = tuple(_check_tokenizer(plan, metadata))
+    else:
+        copied = tokenizers.copy_tokenizer(Path(tokenizer_from), metadata)
+        notes = copied.notes
+    configs = _configs(plan, dtype)
     check_target(folder, overwrite=overwrite)
     if dry_run:
-        extra = notes if tokenizer_from is None else []
-        return make_report(plan, output=None, dtype=dtype, notes=extra, seconds=time.monotonic() - started)
+        return make_report(plan, output=None, dtype=dtype, notes=notes, seconds=time.monotonic() - started)
 
     from gguf2st.execute import execute  # loads numpy and numba, which planning does without
-    from gguf2st.kernels.device import decoder
+    from gguf2st.kernels.device import choose, decoder
 
+    device, device_notes = choose(device)
     decode = decoder(device)
-    fingerprint = json.dumps([to_json(plan), [os.stat(f).st_mtime_ns for f in files], str(tokenizer_from)])
+    fingerprint = json.dumps([__version__, to_json(plan), configs, _times(files), str(tokenizer_from), tokenizer_pre])
     total = sum(s.nbytes for s in plan.shards)
     with OutputFolder(folder, fingerprint, overwrite=overwrite) as output, ThreadPoolExecutor(1) as background:
         if tokenizer_from is None:
             pending = background.submit(tokenizers.build_tokenizer, metadata, n_rows=plan.config["vocab_size"])
-        else:
-            pending = background.submit(tokenizers.copy_tokenizer, Path(tokenizer_from), metadata)
         execute(
             plan,
             output,
             decode=decode,
-            threads=threads or default_threads(),
+            threads=threads or max(default_threads(), 4 if device == "cuda" else 1),  # 4 keep its lanes busy
             progress=(lambda nbytes: progress(nbytes, total)) if progress else None,
         )
-        tokens = pending.result()
-        for name, content in tokens.files.items():
-            write_text(output.partial / name, content)
-        _write_configs(plan, output.partial, dtype)
-        checked = verify_folder(output.partial, plan=plan, values=False)
+        tokens = copied if tokenizer_from is not None else pending.result()
+        # Index and config.json come last, so that a folder with them has everything else.
+        texts: dict[str, str | bytes] = {**tokens.files}
+        if len(plan.shards) > 1:
+            texts[INDEX_FILE] = index_json(plan)
+        texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in configs.items()}
+        for name, text in texts.items():
+            write_text(output.partial / name, text)
+        checked = verify_folder(output.partial, plan=plan, configs=configs, values=False)
         checked.require_ok()
         output.finish()
     return make_report(
         plan,
         output=folder,
         dtype=dtype,
-        notes=tokens.notes,
+        notes=(*tokens.notes, *device_notes),
         verification=dataclasses.replace(checked, folder=str(folder)),
         seconds=time.monotonic() - started,
     )
@@ -153,6 +164,7 @@ def verify(
     against: str | Path | None = None,
     *,
     model: bool = False,
+    run: bool = False,
     arch_map: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
@@ -162,6 +174,7 @@ def verify(
         folder: with config.json and safetensors files.
         against: the GGUF it came from; every value is compared with gguf-py's dequantization.
         model: also compare names and shapes with transformers' class (extra `gguf2st[verify]`).
+        run: also load and run it with transformers; with `against` and xllamacpp, compare it with llama.cpp.
         arch_map: a map to use instead of choosing one.
         progress: told about the number of values just compared.
 
@@ -170,17 +183,20 @@ def verify(
         SourceError, MapError: about `against`.
     """
     folder = Path(folder)
-    plan = None
-    if against is not None:
-        if not folder.is_dir():
-            return verify_folder(folder)
-        plan = make_plan(against, dtype=checkpoint_dtype(folder), arch_map=arch_map)
-        plan.require_complete()
-    return verify_folder(folder, plan=plan, model=model, progress=progress)
+    if against is None:
+        return verify_folder(folder, model=model, run=run, progress=progress)
+    dtype = checkpoint_dtype(folder)
+    plan = make_plan(against, dtype=dtype, arch_map=arch_map)
+    plan.require_complete()
+    return verify_folder(folder, plan=plan, configs=_configs(plan, dtype), model=model, run=run, progress=progress)
 
 
 def problems(
-    src: str | Path | Header, *, arch_map: Path | None = None, tokenizer: bool = True
+    src: str | Path | Header,
+    *,
+    arch_map: Path | None = None,
+    tokenizer: bool = True,
+    tokenizer_pre: str | None = None,
 ) -> list[tuple[int, str]]:
     """Every reason not to convert a source, as (exit code, line); empty when it can be converted.
 
@@ -190,19 +206,23 @@ def problems(
         src: as for `open_gguf`, or an open header.
         arch_map: a map to use instead of choosing one.
         tokenizer: whether the tokenizer must be rebuilt from the file; not so with `convert --tokenizer-from`.
+        tokenizer_pre: as for `convert`.
     """
     try:
         header = src if isinstance(src, Header) else open_gguf(src)
     except Gguf2stError as err:
         return _lines(err)
     found: list[tuple[int, str]] = []
+    plan = None
     try:
-        found += [(CoverageError.exit_code, line) for line in make_plan(header, arch_map=arch_map).all_problems]
+        plan = make_plan(header, arch_map=arch_map)
+        found += [(CoverageError.exit_code, line) for line in plan.all_problems]
     except Gguf2stError as err:
         found += _lines(err)
     if tokenizer:
         try:
-            tokenizers.check_tokenizer(header.metadata)
+            metadata = _tokenizer_metadata(header, tokenizer_pre)
+            tokenizers.check_tokenizer(metadata) if plan is None else _check_tokenizer(plan, metadata)
         except Gguf2stError as err:
             found += _lines(err)
     return found
@@ -218,12 +238,31 @@ def default_threads() -> int:
     return min(cores, 8)
 
 
-def _write_configs(plan: Plan, folder: Path, dtype: str) -> None:
-    """Index, config.json and generation_config.json: last, so that a folder with them has everything else."""
+def _times(files: Sequence[Path]) -> list[int]:
+    """When each file was last written: with another content it is another source, whatever its header says."""
+    try:
+        return [file.stat().st_mtime_ns for file in files]
+    except OSError as err:
+        raise SourceError(f"{err.filename}: {err.strerror}") from err
+
+
+def _configs(plan: Plan, dtype: str) -> dict[str, dict[str, Any]]:
+    """generation_config.json and config.json by name, in the order to write them."""
     special = tokenizers.special_tokens(plan.header.metadata)
-    generation = config.generation_config(special, plan.header.metadata)
-    full = config.with_dtype({**plan.config, **config.token_ids(special)}, dtype)
-    if len(plan.shards) > 1:
-        write_text(folder / INDEX_FILE, index_json(plan))
-    write_text(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-    write_text(folder / "config.json", json.dumps(full, indent=2) + "\n")
+    return {
+        "generation_config.json": config.generation_config(special, plan.header.metadata),
+        "config.json": config.with_dtype({**plan.config, **config.token_ids(special)}, dtype),
+    }
+
+
+def _tokenizer_metadata(header: Header, pre: str | None) -> Mapping[str, object]:
+    return header.metadata if pre is None else tokenizers.with_pretokenizer(header.metadata, pre)
+
+
+def _check_tokenizer(plan: Plan, metadata: Mapping[str, object]) -> list[str]:
+    """Notes on the tokenizer that a conversion would write; TokenizerError when it cannot be rebuilt."""
+    notes = tokenizers.check_tokenizer(metadata)
+    tokens, rows = metadata["tokenizer.ggml.tokens"], plan.config.get("vocab_size")
+    if isinstance(tokens, list) and isinstance(rows, int) and len(tokens) > rows:
+        raise TokenizerError(f"the tokenizer has {len(tokens)} tokens, the token embedding only {rows} rows")
+    return notes

@@ -7,11 +7,13 @@ again goes on where the last one stopped; any other plan starts anew.
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from gguf2st.errors import OutputError
+from gguf2st.errors import OutputError, VerifyError
 from gguf2st.shards import UNFINISHED, output_error, sync_folder, write_text
 
 PLAN_FILE = "plan.json"
@@ -23,6 +25,7 @@ class OutputFolder:
     """`OUT.partial/` while a conversion runs; `finish` turns it into OUT.
 
     Attributes:
+        out: the final folder, links resolved: what a link points to is what gets written.
         partial: the folder to write into.
         finished: names of the shards that an earlier run of the same plan completed.
     """
@@ -38,78 +41,118 @@ class OutputFolder:
         Raises:
             OutputError: the target exists and must not be replaced.
         """
-        self.out = out
-        self.partial = out.with_name(out.name + ".partial")
+        check_target(out, overwrite=overwrite)
+        self.out = Path(os.path.realpath(out))
+        self.partial = self.out.with_name(self.out.name + ".partial")
         self.finished: frozenset[str] = frozenset()
         self._fingerprint = fingerprint
         self._overwrite = overwrite
         self._journal: IO[str] | None = None
-        check_target(out, overwrite=overwrite)
 
     def __enter__(self) -> "OutputFolder":
         """Create or continue the partial folder, and lock it against another conversion.
 
         Raises:
-            OutputError: not writable, or another conversion is at work in it.
+            OutputError: not writable, holds files of somebody else, or another conversion is at work in it.
         """
+        created = not self.partial.exists()
         try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            self._journal = open(self.partial / JOURNAL_FILE, "a+", encoding="utf-8")
-        except OSError as err:
-            raise output_error(err, self.partial) from err
-        if not _lock(self._journal):
-            self._journal.close()
-            raise OutputError(
-                f"{self.partial}: another conversion is writing here",
-                hint="wait for it, or choose another folder with -o",
-            )
-        if self._is_same_plan():
-            self._journal.seek(0)
-            done = (json.loads(line) for line in self._journal if line.endswith("\n"))
-            self.finished = frozenset(name for name in done if (self.partial / name).is_file())
-        else:
-            self._clear()
-            write_text(self.partial / PLAN_FILE, self._fingerprint)
+            self._journal = self._open_journal()
+            if (self.partial / PLAN_FILE).is_file() and self._is_same_plan():
+                self.finished = frozenset(name for name in self._marked() if (self.partial / name).is_file())
+            else:
+                self._clear()
+                write_text(self.partial / PLAN_FILE, self._fingerprint)
+            self._rewrite_journal()
+        except BaseException as err:
+            self._close_journal(remove=created)
+            if isinstance(err, OSError):
+                raise output_error(err, self.partial) from err
+            raise
         return self
 
     def mark(self, shard: str) -> None:
         """Record a shard as finished: it is durable under its name."""
         assert self._journal is not None
-        self._journal.write(json.dumps(shard) + "\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        if shard in self.finished:
+            return
+        try:
+            self._journal.write(json.dumps(shard) + "\n")
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
+        except OSError as err:
+            raise output_error(err, self.partial / JOURNAL_FILE) from err
         self.finished |= {shard}
 
     def finish(self) -> Path:
-        """Give the complete folder its final name; an overwritten checkpoint goes only now."""
-        assert self._journal is not None
+        """Give the complete folder its final name; an overwritten checkpoint goes only now.
+
+        Raises:
+            OutputError: the target has appeared meanwhile, or cannot be renamed. An old checkpoint is still in place.
+        """
+        check_target(self.out, overwrite=self._overwrite)
         try:
             for name in _OWN_FILES:
                 (self.partial / name).unlink(missing_ok=True)
-            self._journal.close()
-            old = None
-            if self.out.exists():
-                check_target(self.out, overwrite=self._overwrite)
-                old = self.out.with_name(self.out.name + ".replaced")
-                shutil.rmtree(old, ignore_errors=True)
-                self.out.rename(old)
-            self.partial.rename(self.out)
+            _replace(self.partial, self.out)
             sync_folder(self.out.parent)
-            if old is not None:
-                shutil.rmtree(old)
         except OSError as err:
             raise output_error(err, self.out) from err
+        self._close_journal()
         return self.out
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After a failure keep what can be resumed, and leave nothing behind otherwise."""
+        """After a failure keep what can be resumed, and leave nothing behind otherwise.
+
+        Shards that failed verification are nothing to resume: going on with them would fail for ever.
+        """
+        failed = kind is not None and (not self.finished or issubclass(kind, VerifyError))
+        self._close_journal(remove=failed)
+
+    def _open_journal(self) -> IO[str]:
+        """The journal, open and locked."""
+        path = self.partial / JOURNAL_FILE
+        while True:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            journal = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as the folder
+            if not _lock(journal):
+                journal.close()
+                raise OutputError(
+                    f"{self.partial}: another conversion is writing here",
+                    hint="wait for it, or choose another folder with -o",
+                )
+            if path.exists() and os.path.samestat(os.fstat(journal.fileno()), path.stat()):
+                return journal
+            journal.close()  # the one who held the lock has just removed the folder
+
+    def _close_journal(self, *, remove: bool = False) -> None:
+        """End the lock, after removing the partial folder if asked to."""
         if self._journal is None or self._journal.closed:
             return
-        if kind is not None and not self.finished:
+        if remove:
             shutil.rmtree(self.partial, ignore_errors=True)
         self._journal.close()
+
+    def _marked(self) -> Iterator[str]:
+        """Names in the journal. A line that a crash cut short or filled with zeros counts for nothing."""
+        assert self._journal is not None
+        self._journal.seek(0)
+        for line in self._journal:
+            try:
+                name = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(name, str) and name == Path(name).name:
+                yield name
+
+    def _rewrite_journal(self) -> None:
+        assert self._journal is not None
+        self._journal.seek(0)
+        self._journal.truncate()
+        self._journal.writelines(json.dumps(name) + "\n" for name in sorted(self.finished))
+        self._journal.flush()
 
     def _is_same_plan(self) -> bool:
         try:
@@ -128,10 +171,8 @@ class OutputFolder:
                 f"{self.partial} holds files that no conversion writes, such as {foreign[0].name!r}",
                 hint="move them away, or choose another folder with -o",
             )
-        assert self._journal is not None
-        self._journal.truncate(0)
         for path in self.partial.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != JOURNAL_FILE:
                 path.unlink()
@@ -141,12 +182,24 @@ def check_target(out: Path, *, overwrite: bool) -> None:
     """Whether a conversion may end in `out`: absent, an empty folder, or a checkpoint to overwrite.
 
     Raises:
-        OutputError: it may not.
+        OutputError: it may not, or cannot be looked at.
     """
-    if not out.exists():
-        return
+    try:
+        if out.exists():
+            _check_existing(out, overwrite)
+    except OSError as err:
+        raise output_error(err, out) from err
+
+
+def _check_existing(out: Path, overwrite: bool) -> None:
     if not out.is_dir():
         raise OutputError(f"{out} is a file; the output is a folder", hint="choose another name with -o")
+    # The finished folder gets its name by renaming.
+    for cannot, what in ((os.path.ismount(out), "a mount point"), (out.samefile(Path.cwd()), "the current folder")):
+        if cannot:
+            raise OutputError(
+                f"{out} is {what}, which cannot be replaced", hint=f"give a folder in it: -o {out / 'model'}"
+            )
     if not any(out.iterdir()):
         return
     if not overwrite:
@@ -156,6 +209,25 @@ def check_target(out: Path, *, overwrite: bool) -> None:
             f"{out} is not a checkpoint (it has no config.json), so --overwrite leaves it alone",
             hint="remove it yourself, or choose another folder with -o",
         )
+
+
+def _replace(new: Path, out: Path) -> None:
+    """Rename `new` to `out`. What is there goes aside first, comes back if that fails, and is removed afterwards."""
+    if not out.exists():
+        new.rename(out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))
+    old = aside / out.name
+    try:
+        out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
+    finally:
+        if out.exists():
+            shutil.rmtree(aside)
 
 
 def _lock(file: IO[str]) -> bool:

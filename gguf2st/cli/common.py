@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +20,11 @@ arch_map_option = click.option(
     "--arch-map",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Use this arch map instead of choosing one.",
+)
+tokenizer_pre_option = click.option(
+    "--tokenizer-pre",
+    metavar="NAME",
+    help="How words are split, as a tokenizer.ggml.pre name, whatever the file says.",
 )
 source_argument = click.argument("src", metavar="SRC")
 
@@ -44,6 +50,8 @@ class Size(click.ParamType[int]):
 def run(command: click.Command, args: list[str] | None) -> Any:
     """Run the command line and exit; every expected failure is one message and its code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
     try:
         command.main(args=args, standalone_mode=False, prog_name="gguf2st")
     except click.exceptions.Exit as err:
@@ -92,7 +100,7 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(),
 
 @contextmanager
 def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while something runs; does nothing unless stderr is a terminal and `show` holds."""
+    """A bar on stderr from the first progress on; nothing unless stderr is a terminal and `show` holds."""
     if not show or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -101,13 +109,17 @@ def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator
 
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
     columns += [DownloadColumn(), TransferSpeedColumn()] if unit_bytes else [TextColumn("{task.percentage:>3.0f}%")]
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task(label, total=None)
 
-        def advance(done: int, total: int) -> None:
-            bar.update(task, total=total, advance=done)
+    def advance(done: int, total: int) -> None:
+        bar.start()  # does nothing once it runs
+        bar.update(task, total=total, advance=done)
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import click
 
-from gguf2st.cli.common import Size, arch_map_option, printable, progress_bar, source_argument, table
+from gguf2st.cli.common import (
+    Size,
+    arch_map_option,
+    printable,
+    progress_bar,
+    source_argument,
+    table,
+    tokenizer_pre_option,
+)
 
 
 @click.command("convert")
@@ -19,6 +27,7 @@ from gguf2st.cli.common import Size, arch_map_option, printable, progress_bar, s
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Take the tokenizer from this folder, after comparing its vocabulary with the file's.",
 )
+@tokenizer_pre_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Plan and check, but write nothing.")
 @click.option(
@@ -34,6 +43,7 @@ def command(
     device: str,
     threads: int | None,
     tokenizer_from: Path | None,
+    tokenizer_pre: str | None,
     overwrite: bool,
     dry_run: bool,
     json_file: str | None,
@@ -54,7 +64,10 @@ def command(
     """
     from gguf2st import api
     from gguf2st.report import human_bytes, human_count
+    from gguf2st.shards import output_error
 
+    if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
+        raise click.BadParameter(f"the folder of {json_file} does not exist", param_hint="--json")
     with progress_bar("converting", show=not quiet) as progress:
         report = api.convert(
             src,
@@ -64,14 +77,19 @@ def command(
             device=device,
             threads=threads,
             tokenizer_from=tokenizer_from,
+            tokenizer_pre=tokenizer_pre,
             overwrite=overwrite,
             dry_run=dry_run,
             arch_map=arch_map,
             progress=progress,
         )
-    if json_file:
-        with click.open_file(json_file, "w", encoding="utf-8") as f:
-            f.write(report.to_json())
+    if json_file == "-":
+        click.echo(report.to_json(), nl=False)
+    elif json_file:
+        try:
+            Path(json_file).write_text(report.to_json(), encoding="utf-8")
+        except OSError as err:
+            raise output_error(err, Path(json_file)) from err
     if quiet or json_file == "-":
         return
     click.echo(
@@ -81,14 +99,14 @@ def command(
     rows = [(t.qtype, str(t.tensors), human_bytes(t.nbytes), f"-> {t.dtype} ({t.scheme})") for t in report.types]
     click.echo(table(rows, right=frozenset({1, 2})))
     for name, reason in report.dropped.items():
-        click.echo(f"  dropped {printable(name)}: {reason}")
+        click.echo(f"  dropped {printable(name)}: {printable(reason)}")
     for note in report.notes:
         click.echo(f"  note: {printable(note)}")
     if report.output is None:
         click.echo(f"dry run: {len(report.shards)} shard(s) would be written; nothing was")
         return
     click.echo("checked: every tensor of the source is used or accounted for, every parameter is filled")
-    click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {report.output}")
+    click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {printable(report.output)}")
     click.echo(f"  compare every value:  gguf2st verify {_quoted(report.output)} --against {_quoted(report.files[0])}")
     click.echo(f"  serve it:             vllm serve {_quoted(report.output)}")
 
@@ -96,4 +114,4 @@ def command(
 def _quoted(path: str) -> str:
     import shlex
 
-    return shlex.quote(path)
+    return shlex.quote(printable(path))

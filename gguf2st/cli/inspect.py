@@ -1,11 +1,18 @@
 """`gguf2st inspect`."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gguf2st.cli.common import json_option, printable, source_argument, table
+from gguf2st.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from gguf2st.header import Header
+
+TEMPLATE_LINES = 6
+"""How much of a chat template is shown."""
 
 
 @click.command("inspect")
@@ -42,6 +49,9 @@ def command(src: str, as_json: bool) -> None:
             "nbytes": nbytes,
             "types": {q: dict(zip(("tensors", "parameters", "nbytes"), row, strict=True)) for q, row in ordered},
             "metadata": {key: _plain(value) for key, value in header.metadata.items()},
+            "chat_templates": [
+                {"name": name, "template": text, "refused": why} for name, text, why in _templates(header)
+            ],
             "convertible": not problems,
             "problems": [line for _, line in problems],
         }
@@ -54,11 +64,26 @@ def command(src: str, as_json: bool) -> None:
     click.echo(table(rows, right=frozenset({1, 2, 3})))
     click.echo("metadata")
     click.echo(table([(printable(key), _brief(value)) for key, value in header.metadata.items()]))
+    for name, text, refused in _templates(header):
+        click.echo(f"chat template{f' {name}' if name else ''} ({len(text):,} characters; all of it with --json)")
+        click.echo("".join(f"  {printable(line)[:110]}\n" for line in text.splitlines()[:TEMPLATE_LINES]), nl=False)
+        for problem in refused:
+            click.echo(f"  {click.style('transformers refuses', fg='yellow')}: {printable(problem)}")
     if problems:
         click.echo(f"{click.style('not convertible', fg='red', bold=True)}: {printable(problems[0][1])}")
         click.echo(f"  {len(problems)} problem(s): `gguf2st check {printable(src)}` lists them")
     else:
         click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {printable(src)}")
+
+
+def _templates(header: "Header") -> list[tuple[str, str, list[str]]]:
+    """Name, text, and what transformers will refuse, of each chat template. None of them is run."""
+    from gguf2st.tokenizer import read_templates, refused
+
+    try:
+        return [(name, text, refused(text)) for name, text in read_templates(header.metadata).items()]
+    except TokenizerError:
+        return []  # it is among the problems
 
 
 def _plain(value: Any) -> Any:

@@ -30,11 +30,13 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
         click.echo(to_json(plan))
         return
     click.echo(f"map {plan.map} for {plan.arch}: {len(plan.entries)} tensors in {len(plan.shards)} shard(s)")
-    click.echo(table([(name, shape, f"= {text}") for name, text, shape in folded_equations(plan)]))
+    click.echo(
+        table([(printable(name), shape, printable(f"= {text}")) for name, text, shape in folded_equations(plan)])
+    )
     for name, reason in plan.dropped.items():
-        click.echo(f"  dropped {printable(name)}: {reason}")
+        click.echo(f"  dropped {printable(name)}: {printable(reason)}")
     for note in plan.notes:
-        click.echo(f"  note: {note}")
+        click.echo(f"  note: {printable(note)}")
     click.echo("config.json")
     click.echo(table([(key, json.dumps(value)) for key, value in plan.config.items()]))
     for line in plan.all_problems:

@@ -13,9 +13,10 @@ from gguf2st.cli.common import arch_map_option, json_option, progress_bar
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--against", metavar="SRC", help="The GGUF it came from: every value is compared.")
 @click.option("--model", is_flag=True, help="Compare with transformers' class too (needs gguf2st[verify]).")
+@click.option("--run", is_flag=True, help="Load and run it too, and compare with llama.cpp if --against is given.")
 @json_option
 @arch_map_option
-def command(folder: Path, against: str | None, model: bool, as_json: bool, arch_map: Path | None) -> None:
+def command(folder: Path, against: str | None, model: bool, run: bool, as_json: bool, arch_map: Path | None) -> None:
     """Prove a checkpoint whole: files, headers, index and config.json agree; with --against, every value is right.
 
     Works on any Hugging Face folder, whoever wrote it. Exit code 5: something is wrong.
@@ -23,7 +24,7 @@ def command(folder: Path, against: str | None, model: bool, as_json: bool, arch_
     \b
     Examples:
       gguf2st verify model
-      gguf2st verify model --against model.Q4_K_M.gguf --model
+      gguf2st verify model --against model.Q4_K_M.gguf --model --run
     """
     from gguf2st import api
 
@@ -31,7 +32,9 @@ def command(folder: Path, against: str | None, model: bool, as_json: bool, arch_
     if against and (folder / "config.json").is_file():
         total = sum(s.n_elements for s in api.open_gguf(against).sources.values())
     with progress_bar("comparing", show=not as_json, unit_bytes=False) as advance:
-        result = api.verify(folder, against, model=model, arch_map=arch_map, progress=lambda n: advance(n, total))
+        result = api.verify(
+            folder, against, model=model, run=run, arch_map=arch_map, progress=lambda n: advance(n, total)
+        )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"ok": result.ok}, indent=2))
     result.require_ok()
@@ -41,3 +44,5 @@ def command(folder: Path, against: str | None, model: bool, as_json: bool, arch_
             f"{click.style('ok', fg='green', bold=True)} ({', '.join(result.levels)}): {result.tensors} tensors, "
             f"{result.parameters:,} parameters{compared}"
         )
+        for note in result.notes:
+            click.echo(f"  {note}")

@@ -1,14 +1,15 @@
-"""Files, shard headers, index and config.json: do they agree with each other?"""
+"""Files, shard headers and index: do they agree with each other?"""
 
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gguf2st.fold import listing
-from gguf2st.plan import Plan
 from gguf2st.shards import INDEX_FILE, UNFINISHED
-from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Tensor, read_json
+from gguf2st.verification.checkpoint import Checkpoint, Tensor, read_json
+from gguf2st.verification.consistency import consistency
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -17,6 +18,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a folder and collect every disagreement inside it."""
     ckpt = Checkpoint(folder)
     ckpt.config = read_json(folder / "config.json", ckpt.problems)
+    if not ckpt.config and not ckpt.problems:
+        ckpt.problems.append("config.json says nothing")
     files = sorted(folder.glob("*.safetensors"))
     listed = _index(ckpt, files)
     for path in files:
@@ -33,7 +36,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             ckpt.problems.append(f"tensors that {INDEX_FILE} does not list: {listing(sorted(extra))}")
     ckpt.problems += _stray(folder, files)
     if ckpt.tensors and ckpt.config:
-        ckpt.problems += _against_config(ckpt)
+        ckpt.problems += consistency(ckpt)
     ckpt.problems += _small_files(folder)
     return ckpt
 
@@ -41,6 +44,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _index(ckpt: Checkpoint, files: list[Path]) -> dict[str, str] | None:
     """The weight map, checked against the files that are there; None for a single-file checkpoint."""
     path = ckpt.folder / INDEX_FILE
+    files = [f for f in files if f.is_file()]
     names = [f.name for f in files]
     if not path.exists():
         if names != ["model.safetensors"]:
@@ -59,16 +63,20 @@ def _index(ckpt: Checkpoint, files: list[Path]) -> dict[str, str] | None:
     counts = {m[2] for n in names if (m := _SHARD.fullmatch(n))}
     if len(counts) > 1:
         ckpt.problems.append(f"shards of different splits lie side by side: of {', of '.join(sorted(counts))}")
-    total = sum(f.stat().st_size - _header_nbytes(f) for f in files)
-    stated = index.get("metadata", {}).get("total_size")
-    if stated != total and not lost and not stray:
-        ckpt.problems.append(f"{INDEX_FILE} states a total_size of {stated}, the shards hold {total} bytes")
+    if not lost and not stray:
+        ckpt.problems += _total_size(index, files)
     return weight_map
 
 
-def _header_nbytes(path: Path) -> int:
-    with open(path, "rb") as f:
-        return 8 + int.from_bytes(f.read(8), "little")
+def _total_size(index: dict[str, Any], files: list[Path]) -> Iterator[str]:
+    metadata = index.get("metadata")
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = 0
+    for file in files:
+        with open(file, "rb") as f:
+            total += file.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
+    if stated != total:
+        yield f"{INDEX_FILE} states a total_size of {stated}, the shards hold {total} bytes"
 
 
 def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +86,7 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
     try:
         with safe_open(path, framework="np") as shard:
             metadata = shard.metadata() or {}
-            shapes = {name: shard.get_slice(name).get_shape() for name in shard.keys()}  # noqa: SIM118 - not a dict
+            names = list(shard.keys())
         with open(path, "rb") as f:
             base = 8 + int.from_bytes(f.read(8), "little")
             table = json.loads(f.read(base - 8))
@@ -87,10 +95,10 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
         return
     if metadata.get("format") != "pt":
         problems.append(f'{path.name} lacks the metadata {{"format": "pt"}}, which transformers 4 insists on')
-    for name, shape in shapes.items():
+    for name in names:
         row = table[name]
         start, stop = row["data_offsets"]
-        yield name, Tensor(path, row["dtype"], tuple(shape), base + start, stop - start)
+        yield name, Tensor(path, row["dtype"], tuple(row["shape"]), base + start, stop - start)
 
 
 def _stray(folder: Path, files: list[Path]) -> Iterator[str]:
@@ -106,33 +114,6 @@ def _stray(folder: Path, files: list[Path]) -> Iterator[str]:
         yield f"weights in another format lie beside: {', '.join(others[:5])}"
 
 
-def _against_config(ckpt: Checkpoint) -> Iterator[str]:
-    """What config.json promises about tensors, for any architecture with the usual names."""
-    config, tensors = ckpt.config, ckpt.tensors
-    quantized = "quantization_config" in config
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    others = [n for n, t in tensors.items() if FLOATS.get(t.dtype, t.dtype) not in (dtype, "float32")]
-    if dtype and others and not quantized:
-        yield f"config.json says {dtype}, but these are not: {listing(others)}"
-    heads = [n for n in tensors if n.endswith("lm_head.weight")]
-    embeddings = [n for n in tensors if n.endswith(("embed_tokens.weight", "wte.weight"))]
-    tied = config.get("tie_word_embeddings")
-    if tied is True and heads:
-        yield f"tie_word_embeddings is true, so {heads[0]} would be ignored"
-    if tied is False and embeddings and not heads and "ForCausalLM" in str(config.get("architectures")):
-        yield "tie_word_embeddings is false, but there is no lm_head.weight: a server would answer garbage"
-    for name in [*heads, *embeddings]:
-        rows = tensors[name].shape[0]
-        if config.get("vocab_size") not in (None, rows) and not quantized:
-            yield f"{name} has {rows} rows, config.json a vocab_size of {config['vocab_size']}"
-    numbers = [int(m[1]) for n in tensors if (m := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", n))]
-    layers = config.get("num_hidden_layers")
-    if numbers and isinstance(layers, int) and max(numbers) + 1 != layers:
-        yield f"config.json says {layers} layers, the tensors {max(numbers) + 1}"
-    if numbers and (gaps := sorted(set(range(max(numbers) + 1)) - set(numbers))):
-        yield f"no tensors at all for layers {', '.join(map(str, gaps[:8]))}"
-
-
 def _small_files(folder: Path) -> list[str]:
     problems: list[str] = []
     for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
@@ -141,21 +122,3 @@ def _small_files(folder: Path) -> list[str]:
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
         problems.append("there is no tokenizer")
     return problems
-
-
-def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
-    """Names, shapes, dtypes and configuration against what the source gives."""
-    expected = {e.name: e for e in plan.entries}
-    if lost := [n for n in expected if n not in ckpt.tensors]:
-        ckpt.problems.append(f"tensors that the source has and the checkpoint lacks: {listing(lost)}")
-    if extra := [n for n in ckpt.tensors if n not in expected]:
-        ckpt.problems.append(f"tensors that nothing in the source gives: {listing(extra)}")
-    for name, value in plan.config.items():
-        if ckpt.config.get(name) != value:
-            ckpt.problems.append(f"config.json says {name} = {ckpt.config.get(name)!r}, the source {value!r}")
-    for name in expected.keys() & ckpt.tensors.keys():
-        entry, tensor = expected[name], ckpt.tensors[name]
-        if tensor.shape != entry.shape or FLOATS.get(tensor.dtype) != entry.dtype:
-            ckpt.problems.append(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
-            )

@@ -1,0 +1,47 @@
+"""The checkpoint against its source: names, shapes, dtypes, configuration and vocabulary, but no weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gguf2st.errors import TokenizerError
+from gguf2st.fold import listing
+from gguf2st.plan import Plan
+from gguf2st.tokenizer import copy_tokenizer
+from gguf2st.verification.checkpoint import FLOATS, Checkpoint, read_json
+
+
+def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
+    """Names, shapes and dtypes against what the source gives."""
+    expected = {e.name: e for e in plan.entries}
+    if lost := [n for n in expected if n not in ckpt.tensors]:
+        ckpt.problems.append(f"tensors that the source has and the checkpoint lacks: {listing(lost)}")
+    if extra := [n for n in ckpt.tensors if n not in expected]:
+        ckpt.problems.append(f"tensors that nothing in the source gives: {listing(extra)}")
+    for name, entry in expected.items():
+        tensor = ckpt.tensors.get(name)
+        if tensor and (tensor.shape != entry.shape or FLOATS.get(tensor.dtype) != entry.dtype):
+            ckpt.problems.append(
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
+            )
+
+
+def compare_configs(ckpt: Checkpoint, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Each key that the source decides, in config.json and generation_config.json; further keys are left alone."""
+    for file, expected in configs.items():
+        n_problems = len(ckpt.problems)
+        found = ckpt.config if file == "config.json" else read_json(ckpt.folder / file, ckpt.problems)
+        if len(ckpt.problems) > n_problems or (file == "config.json" and not found):
+            continue  # it is missing or unreadable, which is a problem by itself
+        for key, value in expected.items():
+            if key not in found:
+                ckpt.problems.append(f"{file} lacks {key}, which the source says is {value!r}")
+            elif found[key] != value:
+                ckpt.problems.append(f"{file} says {key} = {found[key]!r}, the source {value!r}")
+
+
+def compare_vocabulary(ckpt: Checkpoint, plan: Plan) -> None:
+    """tokenizer.json against the tokens of the GGUF, id by id."""
+    try:
+        copy_tokenizer(ckpt.folder, plan.header.metadata)
+    except TokenizerError as err:
+        ckpt.problems += [err.message, *err.problems]
