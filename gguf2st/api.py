@@ -13,6 +13,7 @@ from gguf2st import __version__, build, config
 from gguf2st import tokenizer as tokenizers
 from gguf2st.errors import CoverageError, Gguf2stError, SourceError, TokenizerError, UsageError
 from gguf2st.header import Header, read_header
+from gguf2st.hub import local_folder
 from gguf2st.output import OutputFolder, check_target
 from gguf2st.plan import DTYPE_NBYTES, Plan, choose, lay_out, to_json
 from gguf2st.report import Report, make_report
@@ -91,7 +92,8 @@ def convert(
         max_shard_size: bytes; a shard is closed before it would exceed this.
         device: auto, cpu or cuda; auto is cuda where a device, Triton and a torch with CUDA are at hand.
         threads: how many decode and write at once; by default one per available core, at most 8.
-        tokenizer_from: a folder whose tokenizer files are taken, after comparing their vocabulary with the file's.
+        tokenizer_from: a folder, or a Hub repository org/name[@revision], whose tokenizer files are taken after
+            comparing their vocabulary with the file's.
         tokenizer_pre: how words are split, as a `tokenizer.ggml.pre` name; goes before what the file says.
         overwrite: replace an existing checkpoint.
         dry_run: plan and check only.
@@ -114,7 +116,7 @@ def convert(
     if tokenizer_from is None:
         notes = tuple(_check_tokenizer(plan, metadata))
     else:
-        copied = tokenizers.copy_tokenizer(Path(tokenizer_from), metadata)
+        copied = tokenizers.copy_tokenizer(local_folder(tokenizer_from, tokenizers.TOKENIZER_PATTERNS), metadata)
         notes = copied.notes
     configs = _configs(plan, dtype)
     check_target(folder, overwrite=overwrite)

@@ -109,7 +109,7 @@ def test_problems_of_every_kind_at_once(tmp_path: Path) -> None:
         ({"dtype": "int3"}, UsageError),
         ({"device": "tpu"}, UsageError),
         ({"max_shard_size": 0}, UsageError),
-        ({"tokenizer_from": "gone"}, TokenizerError),
+        ({"tokenizer_from": "gone"}, HubError),
         ({"arch_map": Path("gone.toml")}, Gguf2stError),
     ],
 )

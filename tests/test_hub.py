@@ -9,6 +9,7 @@ import pytest
 
 from gguf2st.errors import HubError
 from gguf2st.hub import local_folder
+from tests.make_gguf import tiny_llama
 
 CODE = "import sys; from gguf2st.hub import local_folder; print(local_folder(sys.argv[1], ['tokenizer*', '*.jinja']))"
 
@@ -59,3 +60,25 @@ def test_an_absent_repository_offline_or_without_a_server(tmp_path: Path, settin
     assert run.returncode != 0
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("gguf2st.errors.HubError: org/absent cannot be downloaded")
+
+
+def test_convert_takes_a_tokenizer_from_a_cached_repository(tmp_path: Path) -> None:
+    """The whole command: the repository's files end up in the checkpoint, byte for byte."""
+    source = tiny_llama(tmp_path / "tiny.gguf")
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gguf2st", "convert", source, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert run("-o", tmp_path / "first", "--dtype", "float32").returncode == 0
+    snapshot = _cached(tmp_path / "home", "org/name")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (snapshot / name).write_bytes((tmp_path / "first" / name).read_bytes() + b"\n")
+    done = run("-o", tmp_path / "second", "--tokenizer-from", "org/name")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "second/tokenizer.json").read_bytes() == (snapshot / "tokenizer.json").read_bytes()
+    absent = run("-o", tmp_path / "third", "--tokenizer-from", "org/absent")
+    assert absent.returncode == 8
+    assert absent.stderr.startswith("error: org/absent cannot be downloaded")
+    assert not (tmp_path / "third").exists()

@@ -40,7 +40,7 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, 6 cannot write, "
-    "7 serving failed, 130 interrupted.",
+    "7 serving failed, 8 Hub, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="gguf2st")
 def cli() -> None:

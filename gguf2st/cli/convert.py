@@ -24,8 +24,8 @@ from gguf2st.cli.common import (
 @click.option("--threads", type=click.IntRange(1, 256), help="Decoding threads; one per core by default, at most 8.")
 @click.option(
     "--tokenizer-from",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Take the tokenizer from this folder, after comparing its vocabulary with the file's.",
+    metavar="DIR_OR_REPO",
+    help="Take the tokenizer from this folder or Hub repository, after comparing its vocabulary with the file's.",
 )
 @tokenizer_pre_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
@@ -42,7 +42,7 @@ def command(
     max_shard_size: int,
     device: str,
     threads: int | None,
-    tokenizer_from: Path | None,
+    tokenizer_from: str | None,
     tokenizer_pre: str | None,
     overwrite: bool,
     dry_run: bool,

@@ -1,16 +1,21 @@
 """Take the original tokenizer files from a folder, after comparing their vocabulary with the GGUF's."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gguf2st.errors import TokenizerError
-from gguf2st.tokenizer.files import TEMPLATE_DIR, TokenizerFiles
+from gguf2st.tokenizer import wordpiece
+from gguf2st.tokenizer.files import NAMED_ROLES, TokenizerFiles
+from gguf2st.tokenizer.special import special_tokens
+from gguf2st.tokenizer.templates import TEMPLATE_DIR, read_templates, template_path
 from gguf2st.tokenizer.vocab import (
     CONTROL,
     COPY_HINT,
     PREFIX,
     SHOWN,
+    SPACE,
     USER_DEFINED,
     Metadata,
     read_numbers,
@@ -34,8 +39,8 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 """What makes up a tokenizer; whatever of it the folder has is taken."""
-
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+TOKENIZER_PATTERNS = [*TOKENIZER_FILES, f"{TEMPLATE_DIR}/*"]
+"""The same as patterns of paths in a repository."""
 
 
 def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
@@ -44,12 +49,16 @@ def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
     Its tokenizer.json is compared with the GGUF token by token. Two things may differ, as llama.cpp's converter makes
     them differ: tokens `[PAD<id>]` that only fill up the vocabulary, and U+2581 written as a space in added tokens.
 
+    Special tokens that have another role in the folder give a note. A folder without a chat template gets the GGUF's.
+
     Raises TokenizerError when the folder has no tokenizer.json, or when ids or strings differ.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
+        other = next((name for name in TOKENIZER_FILES[2:] if (folder / name).is_file()), None)
         raise TokenizerError(
-            f"{folder} has no tokenizer.json, the file whose vocabulary can be compared",
+            f"{folder} has no tokenizer.json, the file whose vocabulary can be compared"
+            + (f", only {other}" if other else ""),
             hint="write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)",
         )
     differences = list(_differences(_file_tokens(path), metadata))
@@ -61,7 +70,42 @@ def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
         )
     found = [folder / name for name in TOKENIZER_FILES] + sorted((folder / TEMPLATE_DIR).glob("*.jinja"))
     files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found if file.is_file()}
-    return TokenizerFiles(files, (f"tokenizer files taken from {folder}: its {len(files)} files, vocabulary compared",))
+    notes = [f"tokenizer files taken from {folder}: its {len(files)} files, vocabulary compared"]
+    config = _read_config(folder)
+    notes += _other_roles(config, metadata)
+    if not config.get("chat_template") and not any("chat_template" in name for name in files):
+        for name, template in read_templates(metadata).items():
+            files[template_path(name)] = template.encode()
+            notes.append(f"{template_path(name)} is the GGUF's: the folder has no chat template")
+    return TokenizerFiles(files, tuple(notes))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """special_tokens_map.json with tokenizer_config.json over it; empty where they are absent."""
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise TokenizerError(f"{path} is no JSON object: {error}", hint=COPY_HINT) from None
+        if not isinstance(content, dict):
+            raise TokenizerError(f"{path} is no JSON object but {type(content).__name__}", hint=COPY_HINT)
+        config |= content
+    return config
+
+
+def _other_roles(config: Mapping[str, Any], metadata: Metadata) -> Iterator[str]:
+    """Notes on special tokens that are others in the folder than in the GGUF."""
+    special, tokens = special_tokens(metadata), read_tokens(metadata)
+    for role in NAMED_ROLES:
+        token, i = config.get(f"{role}_token"), getattr(special, role)
+        theirs = token.get("content") if isinstance(token, dict) else token
+        ours = None if i is None else tokens[i]
+        if theirs is not None and ours is not None and theirs != ours:
+            yield f"{role}_token is {theirs!r} in the folder, {ours!r} in the GGUF: the folder's is taken"
 
 
 def _file_tokens(path: Path) -> dict[int, str]:
@@ -92,11 +136,11 @@ def _differences(theirs: dict[int, str], metadata: Metadata) -> Iterator[str]:
             if ours != f"[PAD{i}]":
                 yield f"token {i}: {ours!r} in the GGUF, absent in the folder"
             continue
-        if word_pieces and kind != CONTROL:
-            token = token.removeprefix("##") if token.startswith("##") else _SPACE + token
+        if word_pieces:
+            ours = wordpiece.spelled(ours, control=kind == CONTROL)
         if kind == USER_DEFINED:
-            token, ours = token.replace(_SPACE, " "), ours.replace(_SPACE, " ")
+            token, ours = token.replace(SPACE, " "), ours.replace(SPACE, " ")
         if token != ours:
-            yield f"token {i}: {ours!r} in the GGUF, {theirs[i]!r} in the folder"
+            yield f"token {i}: {tokens[i]!r} in the GGUF, {theirs[i]!r} in the folder"
     for i in sorted(theirs.keys() - range(len(tokens))):
         yield f"token {i}: absent in the GGUF, {theirs[i]!r} in the folder"
