@@ -3,14 +3,15 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM   := .venv-vllm/.installed
 DTYPE  ?= bfloat16
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install models demo test lint format bench docs convert verify clean
+.PHONY: help install models demo test test-tokenizers vllm-env test-vllm lint format bench docs convert verify clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +29,17 @@ demo: $(STAMP) ## Fetch a real model, convert it, verify it and let it speak
 
 test: models ## Run the whole test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-tokenizers: models ## Compare every tokenizer with llama.cpp on 5,000 texts each, about 6 minutes
+	$(BIN)/python -m pytest tests/test_tokenizer_ids.py -m slow
+
+vllm-env: $(VLLM) ## Build .venv-vllm: vLLM for CPUs, 2.3 GB, 2 to 4 minutes
+
+$(VLLM): scripts/vllm_env.sh
+	scripts/vllm_env.sh $(PYTHON)
+
+test-vllm: models $(VLLM) ## Serve converted models with a real vLLM and compare with transformers
+	$(BIN)/python -m pytest tests/vllm
 
 lint: $(STAMP) ## Check style, types and generated docs
 	$(BIN)/ruff check .
@@ -54,4 +66,4 @@ verify: $(STAMP) ## Verify DIR=folder [SRC=model.gguf]
 	$(BIN)/gguf2st verify "$(DIR)" $(if $(SRC),--against "$(SRC)")
 
 clean: ## Remove what the other targets made, the fetched models excepted
-	rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm demo dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -17,6 +17,7 @@ from gguf2st import api
 from gguf2st.errors import (
     CoverageError,
     Gguf2stError,
+    HubError,
     OutputError,
     SourceError,
     TokenizerError,
