@@ -113,8 +113,9 @@ def convert(
     if tokenizer_from is not None and tokenizer_pre is not None:
         raise UsageError("tokenizer_from takes a whole tokenizer: there is no tokenizer_pre to choose")
     metadata = _tokenizer_metadata(plan.header, tokenizer_pre)
+    asked = () if tokenizer_pre is None else (f"words are split as {tokenizer_pre!r} says, as asked for",)
     if tokenizer_from is None:
-        notes = tuple(_check_tokenizer(plan, metadata))
+        notes = (*asked, *_check_tokenizer(plan, metadata))
     else:
         copied = tokenizers.copy_tokenizer(local_folder(tokenizer_from, tokenizers.TOKENIZER_PATTERNS), metadata)
         notes = copied.notes
@@ -155,7 +156,7 @@ def convert(
         plan,
         output=folder,
         dtype=dtype,
-        notes=(*tokens.notes, *device_notes),
+        notes=(*asked, *tokens.notes, *device_notes),
         verification=dataclasses.replace(checked, folder=str(folder)),
         seconds=time.monotonic() - started,
     )

@@ -96,10 +96,15 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Equations under one condition, evaluated per layer when it mentions `i`."""
+    """Equations under one condition, evaluated per layer when it mentions `i`.
+
+    Attributes:
+        experts: how far {e} runs in this group, where it is not the map's `experts`: over heads, for one.
+    """
 
     condition: Expression
     equations: tuple[Equation, ...]
+    experts: Expression | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,8 @@ class ArchMap:
         yield from (self.when, self.layers, self.experts, *self.config.values(), *self.require.values())
         for group in self.groups:
             yield group.condition
+            if group.experts:
+                yield group.experts
             for equation in group.equations:
                 yield from equation.expressions()
 
@@ -297,9 +304,11 @@ def _check(amap: ArchMap, *, with_experts: bool) -> None:
     for group, equation in equations:
         allowed = frozenset(index for index in ("i", "e") if f"{{{index}}}" in equation.name)
         _check_indices(amap, group.condition, allowed & {"i"}, f"in the condition on {equation.name!r}")
+        if group.experts:
+            _check_indices(amap, group.experts, frozenset(), f"in the number of experts of {equation.name!r}")
         for expression in equation.expressions():
             _check_indices(amap, expression, allowed, f"in the equation of {equation.name!r}")
-        if equation.over_experts and not with_experts:
+        if equation.over_experts and not with_experts and not group.experts:
             raise MapError(
                 f"{equation.name!r} runs over experts, but the map does not say how many `experts` there are"
             )
@@ -319,8 +328,9 @@ def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str
 
 
 def _group(table: Mapping[str, Any]) -> Group:
-    equations = tuple(_equation(name, text) for name, text in table.items() if name != "if")
-    return Group(_expression(table.get("if", "True")), equations)
+    equations = tuple(_equation(name, text) for name, text in table.items() if name not in ("if", "experts"))
+    experts = _expression(table["experts"]) if "experts" in table else None
+    return Group(_expression(table.get("if", "True")), equations, experts)
 
 
 def _equation(name: str, texts: str | list[str]) -> Equation:

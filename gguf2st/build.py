@@ -160,8 +160,9 @@ class _Builder:
 
     def _entries(self) -> Iterator[Entry]:
         seen: set[str] = set()
-        layers, experts = self._counts()
+        layers = self._count(self.amap.layers, "layers", 1)
         for group in self.amap.groups:
+            experts = self._experts(group.experts or self.amap.experts, layers)
             for equation in group.equations:
                 if (equation.over_layers and layers is None) or (equation.over_experts and experts is None):
                     self._block(equation)
@@ -172,22 +173,22 @@ class _Builder:
                     if holds is _FAILED:
                         self._block(equation)
                     elif holds:
-                        for entry in self._instances(equation, index, experts or 0):
+                        for entry in self._instances(equation, index, experts or 0, group.experts or self.amap.experts):
                             if entry.name in seen:
                                 self._problem(f"{entry.name} is filled by two equations of the map {self.amap.name}")
                             seen.add(entry.name)
                             yield entry
 
-    def _counts(self) -> tuple[int | None, int | None]:
-        """Layers and experts; None for a number that is not there, or absurd."""
-        layers = self._count(self.amap.layers, "layers", 1)
-        experts = self._count(self.amap.experts, "experts", 0)
+    def _experts(self, expression: Expression, layers: int | None) -> int | None:
+        """How far {e} runs; None for a number that is not there, or absurd."""
+        experts = self._count(expression, "experts", 0)
         if layers and experts and layers * experts > MAX_INSTANCES:
             self._problem(f"{layers} layers of {experts} experts: no model has so many")
-            return layers, None
-        return layers, experts
+            return None
+        return experts
 
     def _count(self, expression: Expression, what: str, low: int) -> int | None:
+        """The value of `layers` or `experts`; None for a number that is not there, or absurd."""
         n = self._value(expression)
         if n is _FAILED:
             return None
@@ -196,8 +197,10 @@ class _Builder:
             return None
         return n
 
-    def _instances(self, equation: Equation, index: dict[str, int], experts: int) -> Iterator[Entry]:
-        """The entries of one equation in one layer: one, or one per expert."""
+    def _instances(
+        self, equation: Equation, index: dict[str, int], experts: int, counted_by: Expression
+    ) -> Iterator[Entry]:
+        """The entries of one equation in one layer: one, or one per expert, of which `counted_by` says the number."""
         for e in range(experts) if equation.over_experts else [None]:
             here = index if e is None else index | {"e": e}
             name = _fill(equation.name, here)
@@ -207,7 +210,7 @@ class _Builder:
                 continue
             self.used.update(sources)
             stacks = [s for s, template in zip(sources, way.sources, strict=True) if "{e}" not in template]
-            if e == 0 and not self._whole_stacks(stacks, experts):
+            if e == 0 and not self._whole_stacks(stacks, experts, counted_by):
                 return
             arguments = [self._value(x, **here) for _, x in way.steps]
             promised = self._value(way.shape, **here)
@@ -227,12 +230,12 @@ class _Builder:
                     return way, sources
         return filled[0]
 
-    def _whole_stacks(self, stacks: list[str], experts: int) -> bool:
+    def _whole_stacks(self, stacks: list[str], experts: int, counted_by: Expression) -> bool:
         """Whether tensors that hold all experts of a layer hold exactly as many as the metadata say."""
         wrong = [s for s in stacks if self.header.sources[s].shape[:1] != (experts,)]
         for name in wrong:
             shape = list(self.header.sources[name].shape)
-            self._misshapen(name, f"is {shape}, not one matrix for each of {experts} experts", self.amap.experts)
+            self._misshapen(name, f"is {shape}, not one matrix for each of {experts} experts", counted_by)
         return not wrong
 
     def _shape(

@@ -95,6 +95,8 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         nextn_predict_layers num_loops ple.conv_kernel ple.eos_token_id ple.heads_per_ngram ple.image_token_id
         ple.ngram_size pooling_type posnet.block_count posnet.embedding_length rescale_every_n_layers
         selector_rank selector_top_k target_hidden_size time_decay_extra_dim time_mix_extra_dim token_shift_count
+        tokenizer.ggml.bos_token_id tokenizer.ggml.eos_token_id tokenizer.ggml.padding_token_id
+        tokenizer.ggml.seperator_token_id
         """,
     ),
     (
@@ -130,13 +132,14 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         skip_loop_final_norm ssm.dt_b_c_rms swin_norm use_parallel_residual
         """,
     ),
-    ((TEXT,), "decision.type hidden_activation rope.scaling.type tensor_data_layout"),
+    ((TEXT,), "decision.type hidden_activation rope.scaling.type tensor_data_layout tokenizer.ggml.model"),
     (
         (LIST,),
         """
         activation_sparsity_scale adapters.token_ids_activate adapters.token_ids_substitute
-        attention.compress_ratios attention.recurrent_layers attention.rope_pattern classifier.output_labels
+        attention.compress_ratios attention.indexer.types attention.recurrent_layers attention.rope_pattern classifier.output_labels
         deepstack_mapping ple.layers rope.dimension_sections swiglu_clamp_exp swiglu_clamp_shexp target_layers
+        xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps
         """,
     ),
 )

@@ -33,7 +33,7 @@ class Op:
         packed: whether `fn` only moves whole rows.
         n_arrays: how many arrays `fn` takes; ANY for all that there are, 0 for an op that makes a tensor.
         arguments: (name, int or float) of each argument that follows them.
-        more: whether the last argument may be repeated.
+        more: whether the last argument may be repeated, or left out.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Op:
 
     def accepts(self, n_arguments: int) -> bool:
         """Whether the op can take that many arguments."""
-        return n_arguments == len(self.arguments) or (self.more and n_arguments > len(self.arguments))
+        return n_arguments == len(self.arguments) or (self.more and n_arguments >= len(self.arguments) - 1)
 
     def result(self, shapes: Sequence[Shape], *arguments: Any) -> Shape:
         """The shape that `fn` gives.
@@ -55,7 +55,7 @@ class Op:
             ValueError: arguments of the wrong type, or shapes that do not fit them.
         """
         kinds = [*self.arguments, *self.arguments[-1:] * (len(arguments) - len(self.arguments))]
-        for (name, kind), value in zip(kinds, arguments, strict=True):
+        for (name, kind), value in zip(kinds[: len(arguments)], arguments, strict=True):
             if type(value) is not int and type(value) is not kind:
                 raise ValueError(
                     f"{name} of {self.name} is {value!r}, not {'a whole number' if kind is int else 'a number'}"
@@ -94,6 +94,19 @@ def unpermute(x: Array, heads: int) -> Array:
     -> [r0, r1, r2, r3].
     """
     return x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _unpermute_first_shape(x: Shape, heads: int, width: int) -> Shape:
+    if not x or heads < 1 or width < 1 or width % 2 or heads * width >= x[0]:
+        raise ValueError(f"{x[0] if x else 'no'} rows are not {heads} heads of {width} and more")
+    return x
+
+
+@_op(packed=True, shape=_unpermute_first_shape)
+def unpermute_first(x: Array, heads: int, width: int) -> Array:
+    """`unpermute` of the first `heads` heads of `width` rows: the queries and keys of a fused projection."""
+    n = heads * width
+    return _library(x).concatenate([unpermute(x[:n], heads), x[n:]])
 
 
 def _take_shape(x: Shape, index: int) -> Shape:
@@ -147,6 +160,36 @@ def swap(x: Array, outer: int, inner: int) -> Array:
     return x.reshape(outer, inner, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
 
 
+def _swap_from_shape(x: Shape, start: int, outer: int, inner: int) -> Shape:
+    if not 0 <= start < x[0]:
+        raise ValueError(f"a tensor of shape {list(x)} has no row {start}")
+    _swap_shape((x[0] - start,), outer, inner)
+    return x
+
+
+@_op(packed=True, shape=_swap_from_shape)
+def swap_from(x: Array, start: int, outer: int, inner: int) -> Array:
+    """`swap` of the rows from `start` on, such as the value heads below the queries and keys of a fused projection."""
+    return _library(x).concatenate([x[:start], swap(x[start:], outer, inner)])
+
+
+def _regroup_shape(x: Shape, heads: int, *widths: int) -> Shape:
+    if heads < 1 or not widths or min(widths) < 1 or x[0] != heads * sum(widths):
+        raise ValueError(f"{x[0]} rows are not {heads} heads of {' + '.join(map(str, widths))} rows")
+    return x
+
+
+@_op(packed=True, shape=_regroup_shape)
+def regroup(x: Array, heads: int, *widths: int) -> Array:
+    """Parts that each hold all heads -> heads that each hold all parts, which may be of different widths.
+
+    `regroup(2, 1, 3)` turns the rows [q0, q1, v0, v0, v0, v1, v1, v1] into [q0, v0, v0, v0, q1, v1, v1, v1].
+    """
+    starts = [heads * sum(widths[:n]) for n in range(len(widths))]
+    parts = [x[s : s + heads * w].reshape(heads, w, *x.shape[1:]) for s, w in zip(starts, widths, strict=True)]
+    return _library(x).concatenate(parts, 1).reshape(x.shape)
+
+
 def _concat_shape(*xs: Shape) -> Shape:
     if any(len(x) != len(xs[0]) or x[1:] != xs[0][1:] for x in xs):
         raise ValueError(f"tensors of shapes {', '.join(str(list(x)) for x in xs)} cannot stand on each other")
@@ -157,6 +200,18 @@ def _concat_shape(*xs: Shape) -> Shape:
 def concat(*xs: Array) -> Array:
     """Tensors on top of each other: (a, cols), (b, cols), ... -> (a + b + ..., cols)."""
     return _library(xs[0]).concatenate(xs)
+
+
+def _concat_rows_shape(*xs: Shape) -> Shape:
+    if any(len(x) < 2 or (*x[:-2], x[-1]) != (*xs[0][:-2], xs[0][-1]) for x in xs):
+        raise ValueError(f"matrices of shapes {', '.join(str(list(x)) for x in xs)} cannot stand on each other")
+    return (*xs[0][:-2], sum(x[-2] for x in xs), xs[0][-1])
+
+
+@_op(packed=False, shape=_concat_rows_shape)
+def concat_rows(*xs: Array) -> Array:
+    """The matrices of stacks on top of each other: (..., a, cols), (..., b, cols), ... -> (..., a + b + ..., cols)."""
+    return _library(xs[0]).concatenate(xs, -2)
 
 
 @_op(packed=False, shape=lambda x: (*x[:-2], x[-1], x[-2]))
@@ -192,8 +247,12 @@ def flatten(x: Array) -> Array:
 
 @_op(packed=False, shape=lambda x: x)
 def log_neg(x: Array) -> Array:
-    """Undo `ssm_a = -exp(A_log)`, within one unit in the last place: (...) -> (...)."""
-    return _library(x).log(-x)
+    """Undo `ssm_a = -exp(A_log)`: (...) -> (...), the logarithm nearest to what the file has.
+
+    Computed in float64: the float32 logarithms of numpy, torch and each GPU differ in their last bit.
+    """
+    library = _library(x)
+    return library.asarray(library.log(-library.asarray(x, dtype=library.float64)), dtype=x.dtype)
 
 
 def _merge_kv_b_shape(k_b: Shape, v_b: Shape) -> Shape:
@@ -222,6 +281,18 @@ def _interleave_shape(a: Shape, b: Shape) -> Shape:
 def interleave(a: Array, b: Array) -> Array:
     """Alternate two tensors along the last axis: (..., n), (..., n) -> (..., 2n) = a0 b0 a1 b1 ..."""
     return _library(a).stack([a, b], -1).reshape(*a.shape[:-1], -1)
+
+
+def _interleave_rows_shape(a: Shape, b: Shape) -> Shape:
+    if a != b or len(a) < 2:
+        raise ValueError(f"the rows of tensors of shapes {list(a)} and {list(b)} cannot alternate")
+    return (*a[:-2], 2 * a[-2], a[-1])
+
+
+@_op(packed=False, shape=_interleave_rows_shape)
+def interleave_rows(a: Array, b: Array) -> Array:
+    """Alternate the rows of two stacks of matrices: (..., n, cols), (..., n, cols) -> (..., 2n, cols) = a0 b0 a1 ..."""
+    return _library(a).stack([a, b], -2).reshape(*a.shape[:-2], -1, a.shape[-1])
 
 
 def _regroup_columns_shape(x: Shape, outer: int, inner: int) -> Shape:

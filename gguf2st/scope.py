@@ -78,13 +78,15 @@ class MapScope:
         return MISSING if value is None else value
 
     def get(self, key: str) -> Any:
-        """Metadata value of `<arch>.<key>`, or None.
+        """Metadata value of `<arch>.<key>`, else of `<key>` for what stands below no architecture, or None.
 
         Raises:
             MapError: no such key exists, or the value is not what it holds (keys.py).
         """
         keys.require_key(key)
         full = f"{self.header.arch}.{key}"
+        if full not in self.header.metadata:
+            full = key
         if full not in self.header.metadata:
             return None
         self.read_keys.add(full)
@@ -103,6 +105,10 @@ class MapScope:
         if source.qtype != "F32" or source.nbytes is None or source.nbytes > SMALL_NBYTES:
             raise CoverageError(f"{name} is {source.qtype} {list(source.shape)}; a small float32 tensor was expected")
         return self._read_small(source)
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has the tensor."""
+        return tensor in self.header.sources
 
     def note(self, text: str) -> None:
         """Say something about the result in the report; once."""

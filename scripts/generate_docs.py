@@ -7,7 +7,7 @@ from pathlib import Path
 from gguf2st.archmap import all_maps
 from gguf2st.quants.layout import DECODABLE, TYPES
 from gguf2st.tokenizer.files import KINDS
-from gguf2st.tokenizer.pretokenizers import BY_NAME
+from gguf2st.tokenizer.pretokenizers import SUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -26,7 +26,7 @@ def support() -> str:
         f"**Tensor types:** {types}.",
         "",
         f"**Tokenizers:** `tokenizer.ggml.model` {', '.join(f'`{k}`' for k in KINDS)}; for `gpt2`, "
-        f"`tokenizer.ggml.pre` {', '.join(f'`{n}`' for n in sorted(BY_NAME))}.",
+        f"`tokenizer.ggml.pre` {', '.join(f'`{n}`' for n in sorted(SUPPORTED))}.",
     ]
     return "\n".join(rows) + "\n"
 

@@ -79,7 +79,7 @@ def test_names_are_llama_cpp_s(llamacpp: Path) -> None:
         for group in amap.groups:
             for equation in group.equations:
                 for source in (s for way in equation.ways for s in way.sources):
-                    stem = source.rpartition(".")[0].replace("{i}", "%d")
+                    stem = source.rpartition(".")[0].replace("{i}", "%d").replace("{e}", "%d")
                     assert f'"{stem}"' in text, source
 
 

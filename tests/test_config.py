@@ -36,6 +36,9 @@ class Scope:
     def tensor(self, name: str, why: str) -> list[float] | None:
         return self.divisors
 
+    def has(self, tensor: str) -> bool:
+        return False
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 

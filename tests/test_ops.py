@@ -26,6 +26,9 @@ def _one(strategy: Any) -> Any:
 
 
 CASES: dict[str, Any] = {
+    "unpermute_first": _one(
+        st.tuples(SIZES, SIZES, SIZES).map(lambda t: ((t[0] * 2 * t[1] + t[2], t[2]), (t[0], 2 * t[1])))
+    ),
     "unpermute": _one(
         st.tuples(SIZES, SIZES, st.lists(SIZES, max_size=2)).map(lambda t: ((t[0] * t[1] * 2, *t[2]), (t[0],)))
     ),
@@ -48,13 +51,27 @@ CASES: dict[str, Any] = {
             lambda t: ((t[0] * t[1] * t[2], *t[3]), (t[0], t[1]))
         )
     ),
+    "swap_from": _one(
+        st.tuples(SIZES, SIZES, SIZES, st.integers(0, 3), st.lists(SIZES, max_size=1)).map(
+            lambda t: ((t[3] + t[0] * t[1] * t[2], *t[4]), (t[3], t[0], t[1]))
+        )
+    ),
+    "regroup": _one(
+        st.tuples(SIZES, st.lists(SIZES, min_size=1, max_size=4), st.lists(SIZES, max_size=1)).map(
+            lambda t: ((t[0] * sum(t[1]), *t[2]), (t[0], *t[1]))
+        )
+    ),
     "concat": st.tuples(st.lists(SIZES, min_size=1, max_size=4), SIZES).map(lambda t: ([(n, t[1]) for n in t[0]], ())),
+    "concat_rows": st.tuples(st.lists(SIZES, min_size=1, max_size=3), st.lists(SIZES, max_size=2), SIZES).map(
+        lambda t: ([(*t[1], n, t[2]) for n in t[0]], ())
+    ),
     "transpose": _one(st.tuples(st.lists(SIZES, min_size=2, max_size=3).map(tuple), st.just(()))),
     "unsqueeze": _one(st.tuples(MATRIX, st.integers(0, 2).map(lambda axis: (axis,)))),
     "flatten": _one(st.tuples(MATRIX, st.just(()))),
     "log_neg": _one(st.tuples(MATRIX, st.just(()))),
     "merge_kv_b": st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ([(t[0], t[1], t[2]), (t[0], t[3], t[1])], ())),
     "interleave": MATRIX.map(lambda shape: ([shape, shape], ())),
+    "interleave_rows": st.lists(SIZES, min_size=2, max_size=3).map(lambda shape: ([tuple(shape)] * 2, ())),
     "swap_columns": _one(
         st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ((t[3], t[0] * t[1] * t[2]), (t[0], t[1])))
     ),
@@ -117,6 +134,13 @@ def test_numpy_and_torch_give_the_same(name: str, data: st.DataObject) -> None:
         ("take", (), (0,)),
         ("take", (4, 8, 8), (1.0,)),
         ("take", (4, 8, 8), (False,)),
+        ("swap_from", (8, 4), (8, 1, 1)),
+        ("swap_from", (8, 4), (-1, 1, 1)),
+        ("swap_from", (8, 4), (2, 4, 1)),
+        ("regroup", (8, 4), (0, 4)),
+        ("regroup", (8, 4), (2, 1, 2)),
+        ("regroup", (8, 4), (2,)),
+        ("regroup", (8, 4), (2, 5, -1)),
         ("minus", (4,), ("1",)),
         ("minus", (4,), (True,)),
         ("minus", (4,), ([1],)),
@@ -130,6 +154,11 @@ def test_what_does_not_fit_is_a_value_error(name: str, shape: tuple[int, ...], a
 def test_unpermute_in_its_docstring() -> None:
     file_order = np.array(["r0", "r2", "r1", "r3"])
     assert OPS["unpermute"].fn(file_order, 1).tolist() == ["r0", "r1", "r2", "r3"]
+
+
+def test_regroup_in_its_docstring() -> None:
+    parts = np.array(["q0", "q1", "v0", "v0", "v0", "v1", "v1", "v1"])
+    assert OPS["regroup"].fn(parts, 2, 1, 3).tolist() == ["q0", "v0", "v0", "v0", "q1", "v1", "v1", "v1"]
 
 
 @pytest.mark.oracle
@@ -155,10 +184,13 @@ def test_unpermute_inverts_the_converter(llamacpp: Path, tmp_path: Path) -> None
 
 
 PACKED: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "unpermute_first": [((16, 256), (2, 6)), ((9, 512), (2, 4))],
     "unpermute": [((16, 256), (2,)), ((24, 512), (3,)), ((4, 256), (2,)), ((8, 256), (1,))],
     "take": [((3, 4, 256), (0,)), ((3, 4, 256), (2,)), ((2, 1, 512), (1,))],
     "rows": [((12, 256), (0, 4)), ((12, 256), (4, 12)), ((2, 512), (1, 2))],
     "swap": [((12, 256), (3, 2)), ((12, 256), (2, 6)), ((8, 512), (2, 2))],
+    "swap_from": [((12, 256), (4, 2, 2)), ((14, 512), (2, 3, 2))],
+    "regroup": [((12, 256), (2, 1, 1, 4)), ((6, 512), (3, 2))],
 }
 
 

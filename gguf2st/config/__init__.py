@@ -6,7 +6,24 @@ spellings are written together, so that transformers 4.5x (rope_theta, rope_scal
 dtype) and vLLM read the same model.
 """
 
-from gguf2st.config import attention, rope
+from gguf2st.config import (
+    attention,
+    classic,
+    deci,
+    encoders,
+    falcon,
+    gemma,
+    glm_gptoss,
+    granite,
+    hunyuan_afmoe,
+    hybrid,
+    layer_rules,
+    ministral,
+    mla,
+    partial,
+    rope,
+    windows,
+)
 from gguf2st.config.files import generation_config, token_ids, with_dtype
 from gguf2st.config.functions import FUNCTIONS, FileScope, Function, function
 
@@ -15,9 +32,23 @@ __all__ = [
     "FileScope",
     "Function",
     "attention",
+    "classic",
+    "deci",
+    "encoders",
+    "falcon",
     "function",
+    "gemma",
     "generation_config",
+    "glm_gptoss",
+    "granite",
+    "hunyuan_afmoe",
+    "hybrid",
+    "layer_rules",
+    "ministral",
+    "mla",
+    "partial",
     "rope",
     "token_ids",
+    "windows",
     "with_dtype",
 ]

@@ -16,6 +16,10 @@ class FileScope(Protocol):
         """Values of a small float32 tensor that becomes configuration (`why`), or None when the file lacks it."""
         ...
 
+    def has(self, tensor: str) -> bool:
+        """Whether the file has the tensor."""
+        ...
+
     def note(self, text: str) -> None:
         """Say something about the result in the report."""
         ...

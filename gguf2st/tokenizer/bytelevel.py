@@ -1,8 +1,9 @@
 """Kind `gpt2`: byte-level BPE. The file holds tokens, merges and the name of a pre-tokenizer."""
 
 from gguf2st.errors import TokenizerError
+from gguf2st.tokenizer.evidence import read_pretokenizer
 from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
-from gguf2st.tokenizer.pretokenizers import PreTokenizer, read_pretokenizer
+from gguf2st.tokenizer.pretokenizers import PreTokenizer
 from gguf2st.tokenizer.special import SpecialTokens
 from gguf2st.tokenizer.vocab import COPY_HINT, NORMAL, PREFIX, SHOWN, Metadata, Vocabulary
 
@@ -24,6 +25,12 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.issuperset(token)
     ]
+    missing = len(_BYTE_CHARACTERS - vocabulary.ids.keys())
+    if missing:
+        notes.append(
+            f"{missing} bytes have no token and are left out of a text, as in llama.cpp; tokenizers may then join what "
+            "stood on both sides of one"
+        )
     if letters:
         shown = ", ".join(map(repr, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
         notes.append(

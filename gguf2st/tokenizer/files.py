@@ -1,21 +1,21 @@
 """Build the tokenizer files of a Hugging Face checkpoint from GGUF metadata."""
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 from gguf2st.errors import TokenizerError
-from gguf2st.tokenizer import bytelevel, gemma4, sentencepiece
+from gguf2st.tokenizer import bytelevel, rawtext, sentencepiece, unigram, wordpiece
+from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.parts import Json, Parts
-from gguf2st.tokenizer.pretokenizers import BY_NAME, QWEN2, QWEN35
+from gguf2st.tokenizer.pretokenizers import BY_NAME, QWEN2, QWEN35, RAW_TEXT
 from gguf2st.tokenizer.special import AddedToken, SpecialTokens, added_tokens, special_tokens
-from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
+from gguf2st.tokenizer.templates import read_templates, refused, template_path
+from gguf2st.tokenizer.vocab import CONTROL, COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
 
-TEMPLATE_KEY = "tokenizer.chat_template"
-TEMPLATE_FILE = "chat_template.jinja"
-TEMPLATE_DIR = "additional_chat_templates"
-_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+T = TypeVar("T")
 
 _OWN_CLASS = {
     "qwen2": ("Qwen2Tokenizer", QWEN2),
@@ -25,7 +25,7 @@ _OWN_CLASS = {
 """GGUF arch -> the class that transformers 5 loads its model type with, whatever tokenizer_config.json says, and the
 regex of that class: MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS of transformers 5.24 (tokenization_auto.py)."""
 
-_NAMED_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+NAMED_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """Roles that transformers has a `<role>_token` for."""
 
 
@@ -48,7 +48,18 @@ class _Kind:
 KINDS = {
     "gpt2": _Kind(bytelevel.check, bytelevel.parts),
     "llama": _Kind(sentencepiece.check, sentencepiece.parts),
-    "gemma4": _Kind(gemma4.check, gemma4.parts),
+    "gemma4": _Kind(rawtext.check, rawtext.parts),
+    "whitespace": _Kind(rawtext.check, rawtext.parts),
+    "bert": _Kind(wordpiece.check, wordpiece.parts),
+    "t5": _Kind(unigram.check, unigram.parts),
+}
+
+_INEXPRESSIBLE = {
+    "rwkv": "it takes the longest token of bytes that fits, which `tokenizers` does in quadratic time only",
+    "plamo2": "its rounding and tie-breaking of scores is not that of the Unigram model of `tokenizers`",
+    "hybriddna": "`tokenizers` cannot cut a text into groups of six letters and fill up the last",
+    "no_vocab": "it has no vocabulary",
+    "none": "it has no vocabulary",
 }
 
 
@@ -56,6 +67,7 @@ KINDS = {
 class _Plan:
     """Everything but the merges: what the files will be made of."""
 
+    metadata: Metadata
     kind: _Kind
     vocabulary: Vocabulary
     special: SpecialTokens
@@ -63,6 +75,15 @@ class _Plan:
     named: dict[str, str]
     templates: dict[str, str]
     notes: list[str]
+
+    @property
+    def is_bert(self) -> bool:
+        return self.metadata.get(PREFIX + "model") == "bert"
+
+    def text(self, i: int) -> str:
+        """A token as tokenizer.json spells it."""
+        token = self.vocabulary.tokens[i]
+        return wordpiece.spelled(token, control=self.vocabulary.types[i] == CONTROL) if self.is_bert else token
 
 
 def check_tokenizer(metadata: Metadata) -> list[str]:
@@ -91,58 +112,42 @@ def build_tokenizer(metadata: Metadata, *, n_rows: int | None = None) -> Tokeniz
         raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
     if n_rows is not None and n_tokens < n_rows:
         notes.append(f"{n_rows - n_tokens} embedding rows after the {n_tokens} tokens are padding without a token")
-    parts = plan.kind.parts(metadata, plan.vocabulary, plan.special)
+    parts = plan.kind.parts(plan.metadata, plan.vocabulary, plan.special)
     tokenizer: Json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(i, plan.vocabulary.tokens[i], token) for i, token in plan.added.items()],
+        "added_tokens": [_added_token(i, plan.text(i), token) for i, token in plan.added.items()],
         "normalizer": parts.normalizer,
         "pre_tokenizer": parts.pre_tokenizer,
-        "post_processor": _post_processor(plan.vocabulary, plan.special),
+        "post_processor": _post_processor(plan),
         "decoder": parts.decoder,
         "model": parts.model,
     }
     _check_parts(tokenizer)
     files = {
-        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
-        "tokenizer_config.json": _pretty(_config(metadata, plan)),
+        "tokenizer.json": b"".join(_encoded(tokenizer)),
+        "tokenizer_config.json": _pretty(_config(plan)),
         "special_tokens_map.json": _pretty(plan.named),
     }
     for name, template in plan.templates.items():
-        files[f"{TEMPLATE_DIR}/{name}.jinja" if name else TEMPLATE_FILE] = template.encode()
+        files[template_path(name)] = template.encode()
     return TokenizerFiles(files, tuple(notes))
 
 
-def read_templates(metadata: Metadata) -> dict[str, str]:
-    """Chat templates by name; the unnamed one has the name "".
-
-    Raises TokenizerError for a template that is no text, or a name that is no file name.
-    """
-    templates = {}
-    for key in metadata:
-        if key != TEMPLATE_KEY and not key.startswith(TEMPLATE_KEY + "."):
-            continue
-        name = key[len(TEMPLATE_KEY) + 1 :]
-        if key != TEMPLATE_KEY and not _TEMPLATE_NAME.fullmatch(name):
-            raise TokenizerError(f"{key!r}: the name of the chat template cannot be a file name")
-        template = read_text(metadata, key)
-        if template is not None:
-            templates[name] = template
-    return templates
-
-
 def _plan(metadata: Metadata) -> _Plan:
+    metadata, notes = resolve(metadata)
     kind = _read_kind(metadata)
     vocabulary = read_vocabulary(metadata)
     special = special_tokens(metadata)
-    for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos)):
+    sep = special.add_sep and read_text(metadata, PREFIX + "model") == "bert"
+    for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos), ("sep", sep)):
         if wanted and getattr(special, role) is None:
             raise TokenizerError(f"{role.upper()} is to be added to each text, but the file has no {role}_token_id")
-    notes = kind.check(metadata, vocabulary)
+    notes += kind.check(metadata, vocabulary)
     added = added_tokens(metadata, vocabulary, special)
     named = {}
-    for role in _NAMED_ROLES:
+    for role in NAMED_ROLES:
         i = getattr(special, role)
         if i is None:
             continue
@@ -155,7 +160,12 @@ def _plan(metadata: Metadata) -> _Plan:
     templates = read_templates(metadata)
     if not templates:
         notes.append("no chat template in the file: none written")
-    return _Plan(kind, vocabulary, special, added, named, templates, notes)
+    for name, template in templates.items():
+        problems = refused(template)
+        if problems:
+            shown = f"chat template {name!r}" if name else "the chat template"
+            notes.append(f"transformers refuses {shown}: {'; '.join(problems)}")
+    return _Plan(metadata, kind, vocabulary, special, added, named, templates, notes)
 
 
 def _own_class_notes(metadata: Metadata) -> list[str]:
@@ -174,8 +184,12 @@ def _own_class_notes(metadata: Metadata) -> list[str]:
 
 def _read_kind(metadata: Metadata) -> _Kind:
     name = read_text(metadata, PREFIX + "model")
+    if name == "gpt2" and read_text(metadata, PREFIX + "pre") in RAW_TEXT:
+        return _Kind(rawtext.check, rawtext.parts)
     if name in KINDS:
         return KINDS[name]
+    if name in _INEXPRESSIBLE:
+        raise TokenizerError(f"{PREFIX}model {name!r} cannot be rebuilt: {_INEXPRESSIBLE[name]}", hint=COPY_HINT)
     found = f"{PREFIX}model {name!r} is not supported" if name else f"the file has no {PREFIX}model"
     raise TokenizerError(found, hint=COPY_HINT, problems=[f"available: {', '.join(sorted(KINDS))}"])
 
@@ -192,41 +206,88 @@ def _added_token(i: int, text: str, token: AddedToken) -> Json:
     }
 
 
-def _post_processor(vocabulary: Vocabulary, special: SpecialTokens) -> Json | None:
-    """BOS and EOS around each text; the form that transformers 5 makes of add_bos_token and add_eos_token."""
+def _post_processor(plan: _Plan) -> Json | None:
+    """BOS and EOS around each text; the form that transformers 5 makes of add_bos_token and add_eos_token.
+
+    With `add_sep`, a second text follows SEP and has no BOS; each text of kind `bert` ends with SEP.
+    """
+    special, tokens = plan.special, plan.vocabulary.tokens
     before = [special.bos] if special.add_bos and special.bos is not None else []
     after = [special.eos] if special.add_eos and special.eos is not None else []
-    if not before and not after:
+    between: list[int] = []
+    if special.add_sep and special.sep is not None:
+        between = [special.sep]
+        if plan.is_bert:
+            after, between = between, []
+    if not before and not after and not between:
         return None
 
-    def template(sequence: str, type_id: int) -> list[Json]:
-        def fixed(i: int) -> Json:
-            return {"SpecialToken": {"id": vocabulary.tokens[i], "type_id": type_id}}
+    def fixed(ids: list[int], type_id: int) -> list[Json]:
+        return [{"SpecialToken": {"id": tokens[i], "type_id": type_id}} for i in ids]
 
-        text = {"Sequence": {"id": sequence, "type_id": type_id}}
-        return [*map(fixed, before), text, *map(fixed, after)]
+    def text(sequence: str, type_id: int) -> list[Json]:
+        return [{"Sequence": {"id": sequence, "type_id": type_id}}]
 
+    single = [*fixed(before, 0), *text("A", 0), *fixed(after, 0)]
+    second = [*fixed(between, 0)] if special.add_sep else [*fixed(before, 1)]
     return {
         "type": "TemplateProcessing",
-        "single": template("A", 0),
-        "pair": template("A", 0) + template("B", 1),
+        "single": single,
+        "pair": [*single, *second, *text("B", 1), *fixed(after, 1)],
         "special_tokens": {
-            vocabulary.tokens[i]: {"id": vocabulary.tokens[i], "ids": [i], "tokens": [vocabulary.tokens[i]]}
-            for i in dict.fromkeys(before + after)
+            tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+            for i in dict.fromkeys(before + after + between)
         },
     }
 
 
-def _config(metadata: Metadata, plan: _Plan) -> Json:
+def _config(plan: _Plan) -> Json:
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if "bos_token" in plan.named or not plan.special.add_bos:
-        # transformers 5 rebuilds the post-processor from these, so they must not promise a token that has no name
+    if not plan.special.add_sep and ("bos_token" in plan.named or not plan.special.add_bos):
+        # transformers 5 rebuilds the post-processor from these, so they must not promise a token that has no name,
+        # and must be absent where there is a SEP
         config["add_bos_token"] = plan.special.add_bos
         config["add_eos_token"] = plan.special.add_eos
-    length = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    length = plan.metadata.get(f"{plan.metadata.get('general.architecture')}.context_length")
     if isinstance(length, int):
         config["model_max_length"] = length
+    if plan.is_bert:
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return config | plan.named
+
+
+_CHUNK = 10_000
+
+
+def _encoded(tokenizer: Json) -> Iterator[bytes]:
+    """tokenizer.json in pieces: as one string, half a million merges would be in memory three times."""
+
+    model = tokenizer["model"]
+    small = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    rest = {key: value for key, value in tokenizer.items() if key != "model"}
+    yield f'{_dump(rest)[:-1]}, "model": {_dump(small)[:-1]}, "vocab": '.encode()
+    if isinstance(model["vocab"], dict):
+        yield from _chunked("{}", model["vocab"].items(), lambda items: _dump(dict(items))[1:-1])
+    else:  # of Unigram
+        yield from _chunked("[]", model["vocab"], unigram.encoded)
+    if "merges" in model:
+        yield b', "merges": '
+        yield from _chunked("[]", model["merges"], lambda items: _dump(items)[1:-1])
+    yield b"}}"
+
+
+def _chunked(brackets: str, items: Iterable[T], encode: Callable[[list[T]], str]) -> Iterator[bytes]:
+    """A JSON array or object, so many items at a time."""
+    iterator = iter(items)
+    opening = brackets[0]
+    while chunk := list(islice(iterator, _CHUNK)):
+        yield (opening + encode(chunk)).encode()
+        opening = ", "
+    yield (brackets if opening == brackets[0] else brackets[1]).encode()
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _check_parts(tokenizer: Json) -> None:
@@ -236,8 +297,12 @@ def _check_parts(tokenizer: Json) -> None:
     """
     from tokenizers import Tokenizer
 
-    unk = tokenizer["model"]["unk_token"]
-    model = tokenizer["model"] | {"vocab": {} if unk is None else {unk: 0}, "merges": []}
+    model = tokenizer["model"]
+    if model["type"] == "Unigram":
+        model = model | {"unk_id": 0, "vocab": [["?", 0.0]]}
+    else:
+        unk = model["unk_token"]
+        model = model | {"vocab": {} if unk is None else {unk: 0}} | ({"merges": []} if "merges" in model else {})
     try:
         Tokenizer.from_str(json.dumps(tokenizer | {"model": model, "added_tokens": []}))
     except Exception as error:  # the library raises nothing more precise

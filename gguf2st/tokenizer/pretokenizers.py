@@ -7,17 +7,11 @@ pattern stands for `\\s+(?!\\S)|\\s+` in its splitter, and is written out here.
 Where llama.cpp had to approximate the regex of the model, because its engine knows no upper and lower case letters and
 no combining marks beyond ASCII, the model's own is used, as llama.cpp quotes it: rows with a note.
 
-A name is listed only when `tests/test_tokenizer.py` finds its token ids equal to llama.cpp's. Left out on purpose:
-* `default` names no rule at all;
-* afmoe, cohere2moe, tiny_aya (digits grouped from the right) and kimi-k2 are code in llama.cpp;
-* youtu splits words where their case changes, which llama.cpp's engine cannot;
-* gemma4, mmbert, sarvam-moe, whitespace and granite-embed-multi-311m are not byte-level.
+A name is listed only when `tests/test_tokenizer.py` finds its token ids equal to llama.cpp's. `default` is left out on
+purpose: it names no rule of any model (evidence.py). Names in RAW_TEXT are not byte-level (rawtext.py).
 """
 
 from dataclasses import dataclass
-
-from gguf2st.errors import TokenizerError
-from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, read_text
 
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -70,10 +64,28 @@ CHAMELEON = (
     r"[\p{P}!-/:-@\[-`{-~]",
     GPT2,
 )
+YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+AFMOE_DIGITS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+AFMOE_SCRIPTS = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
+KIMI_K2 = r"\p{Han}+|" + _cased_words(_SUFFIX + "?", r"|\p{N}{1,3}").replace(
+    _UPPER, _UPPER[:-1] + r"&&[^\p{Han}]]"
+).replace(_LOWER, _LOWER[:-1] + r"&&[^\p{Han}]]").replace(r"[\r\n/]*", r"[\r\n]*")
 
 CASED_NOTE = (
     "the model's own word regex is written; llama.cpp approximates it, so that its ids can differ in words with "
     "non-ASCII capitals or combining marks"
+)
+CASE_NOTE = (
+    "the model's own word regex is written; llama.cpp does not split where lower case turns to upper case, so that its "
+    "ids differ in words such as camelCase and with combining marks"
+)
+DIGITS_NOTE = (
+    "digits are grouped from the right as the model does; llama.cpp does not set them off from the text in front of "
+    "them, so that its ids can differ in runs of white space before digits"
+)
+WIDE_SPACES_NOTE = (
+    "white space from U+1680 to U+3000 is split as the model does, with the letters of that range; llama.cpp takes it "
+    "for U+000B there"
 )
 
 
@@ -86,6 +98,7 @@ class PreTokenizer:
         names: the `tokenizer.ggml.pre` values that mean this row.
         ignore_merges: a word that is a token is that token, whatever the merges would make of it.
         add_bos: whether BOS is added when the file does not say.
+        add_sep: whether SEP is put between two texts.
         note: what the user should know.
     """
 
@@ -93,12 +106,14 @@ class PreTokenizer:
     names: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    add_sep: bool = False
     note: str = ""
 
 
 TABLE = (
     PreTokenizer((GPT2,), ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais")),
-    PreTokenizer((GPT2,), ("trillion", "granite-docling", "modern-bert", "roberta-bpe", "jina-v1-en", "jina-v2-code")),
+    PreTokenizer((GPT2,), ("trillion", "granite-docling", "modern-bert")),
+    PreTokenizer((GPT2,), ("roberta-bpe", "jina-v1-en", "jina-v2-code"), add_sep=True),
     PreTokenizer((GPT2,), ("jina-es", "jina-de", "jina-v2-es", "jina-v2-de")),
     PreTokenizer((DIGIT, GPT2), ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")),
     PreTokenizer((DIGIT, GPT2), ("mellum2",)),
@@ -124,8 +139,13 @@ TABLE = (
     PreTokenizer(
         (r"[\r\n]", DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+"),
         ("deepseek-llm",),
+        note=WIDE_SPACES_NOTE,
     ),
-    PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT), ("deepseek-coder",)),
+    PreTokenizer(
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT),
+        ("deepseek-coder",),
+        note=WIDE_SPACES_NOTE,
+    ),
     PreTokenizer((r"\p{N}{1,3}", _CJK, DEEPSEEK3_WORDS), ("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm")),
     PreTokenizer((r"\p{N}{1,3}", _CJK, SPARK_WORDS, DIGIT), ("spark2_5",)),
     PreTokenizer((JAIS2,), ("jais-2",)),
@@ -137,7 +157,11 @@ TABLE = (
         (_SUFFIX + _WORD + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES_SPACES,),
         ("seed-coder",),
     ),
-    PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), ("superbpe",)),
+    PreTokenizer(
+        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+        ("superbpe",),
+        note="digits of every script are grouped as the model does; llama.cpp groups 0-9 only",
+    ),
     PreTokenizer(CHAMELEON, ("chameleon",), add_bos=True),
     PreTokenizer(
         (_cased_words("", r"|\p{N}"),),
@@ -151,24 +175,31 @@ TABLE = (
         ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
         note=CASED_NOTE,
     ),
+    PreTokenizer(
+        (_cased_words(_SUFFIX + "?", r"|\p{N}{1,3}"),),
+        ("granite-embed-multi-97m",),
+        ignore_merges=True,
+        note=CASED_NOTE,
+    ),
+    PreTokenizer(
+        (YOUTU_SCRIPTS, _cased_words(_SUFFIX + "?", r"|\p{N}")),
+        ("youtu",),
+        ignore_merges=True,
+        note=CASE_NOTE,
+    ),
+    PreTokenizer((KIMI_K2,), ("kimi-k2",), note=CASE_NOTE),
+    PreTokenizer((AFMOE_DIGITS, AFMOE_SCRIPTS, DEEPSEEK3_WORDS), ("afmoe",), note=DIGITS_NOTE),
+    PreTokenizer(
+        (r"\d{1,3}(?=(?:\d{3})*\b)", _cased_words(_SUFFIX + "?", r"|\p{N}{1,3}")),
+        ("tiny_aya", "cohere2moe"),
+        note=f"{CASE_NOTE}; {DIGITS_NOTE}",
+    ),
 )
 
 BY_NAME = {name: row for row in TABLE for name in row.names}
 
+RAW_TEXT = ("gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe")
+"""Names that mean BPE on the text itself. `whitespace` is not among them: with kind `gpt2`, llama.cpp aborts at two
+spaces in a row, and its converter writes a kind of its own."""
 
-def read_pretokenizer(metadata: Metadata) -> PreTokenizer:
-    """The row that `tokenizer.ggml.pre` names.
-
-    Raises TokenizerError when it is absent, `default` or not in the table: a wrong regex would give wrong token ids
-    without any sign of it.
-    """
-    name = read_text(metadata, PREFIX + "pre")
-    if name in BY_NAME:
-        return BY_NAME[name]
-    if name is None:
-        message = f"the file has no {PREFIX}pre: nothing says how words are split"
-    elif name == "default":
-        message = f"{PREFIX}pre is 'default', which only says that the converter did not know how words are split"
-    else:
-        message = f"{PREFIX}pre {name!r} is not supported"
-    raise TokenizerError(message, hint=COPY_HINT, problems=[f"available: {', '.join(sorted(BY_NAME))}"])
+SUPPORTED = frozenset(BY_NAME) | frozenset(RAW_TEXT)

@@ -21,13 +21,13 @@ from gguf2st.tokenizer.vocab import (
     NORMAL,
     PREFIX,
     SHOWN,
+    SPACE,
     Metadata,
     Vocabulary,
     read_flag,
     read_numbers,
 )
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # U+2581, SentencePiece's visible space
 TO_VISIBLE: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 DECODERS: tuple[Json, ...] = (
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},

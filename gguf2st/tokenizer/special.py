@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from gguf2st.errors import TokenizerError
+from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.pretokenizers import BY_NAME
 from gguf2st.tokenizer.vocab import (
     CONTROL,
@@ -46,9 +47,16 @@ _KEYS = {
 }
 """Role -> keys below `tokenizer.ggml.`; a later one is the deprecated spelling."""
 
-_DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unk": 0}}
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
 _DEFAULT_ADDS = {"llama": (True, False), "bert": (True, False), "t5": (False, True)}
 """Kind -> whether BOS, EOS are added when the file does not say."""
+
+_BOS_WHATEVER_THE_FILE_SAYS = ("gemma4", "granite-embed-multi-311m")
+"""Pre-tokenizers of kind `gpt2` that llama.cpp adds BOS for, because some files say false by mistake."""
 
 _END_TEXTS = frozenset(
     (
@@ -141,6 +149,7 @@ class SpecialTokens:
     Attributes:
         fim_prefix, fim_suffix, fim_middle, fim_pad, fim_repo, fim_file: infill ("fill in the middle") tokens.
         add_bos, add_eos: BOS before and EOS after each text.
+        add_sep: SEP between two texts; with kind `bert` after each text too.
         ends_by_text: tokens that llama.cpp stops at for their spelling, in id order.
         not_ends: tokens that llama.cpp takes off its list again, see `special_tokens`.
     """
@@ -162,6 +171,7 @@ class SpecialTokens:
     fim_file: int | None
     add_bos: bool
     add_eos: bool
+    add_sep: bool
     ends_by_text: tuple[int, ...]
     not_ends: tuple[int, ...]
 
@@ -198,6 +208,7 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
 
     Raises TokenizerError for an id outside the vocabulary or of another type.
     """
+    metadata, _ = resolve(metadata)
     tokens = read_tokens(metadata)
     kind = read_text(metadata, PREFIX + "model") or ""
     types = read_numbers(metadata, "token_type", len(tokens)) if PREFIX + "token_type" in metadata else ()
@@ -205,17 +216,22 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
     for role, default in _DEFAULT_IDS.get(kind, {}).items():
         if ids[role] is None and default < len(types) and types[default] in (CONTROL, UNKNOWN):
             ids[role] = default
+    if kind == "bert" and ids["bos"] is None:
+        ids["bos"] = ids["cls"]
     add_bos, add_eos = _DEFAULT_ADDS.get(kind, (False, False))
-    pre = BY_NAME.get(read_text(metadata, PREFIX + "pre") or "")
+    name = read_text(metadata, PREFIX + "pre") or ""
+    pre = BY_NAME.get(name)
     if kind == "gpt2" and pre is not None:
         add_bos = pre.add_bos
+    always_bos = kind in ("gemma4", "bert") or (kind == "gpt2" and name in _BOS_WHATEVER_THE_FILE_SAYS)
     spelled = {token: i for i, token in enumerate(tokens) if token in _END_TEXTS}
     html = spelled.get("</s>")
     ends = set(spelled.values()) - ({html} if html is not None and list(types[html : html + 1]) != [CONTROL] else set())
     return SpecialTokens(
         **ids,
-        add_bos=read_flag(metadata, "add_bos_token", add_bos) or kind == "gemma4",  # some of its files say false
-        add_eos=read_flag(metadata, "add_eos_token", add_eos),
+        add_bos=read_flag(metadata, "add_bos_token", add_bos) or always_bos,
+        add_eos=read_flag(metadata, "add_eos_token", add_eos) and kind != "bert",
+        add_sep=read_flag(metadata, "add_sep_token", kind == "bert" or (pre is not None and pre.add_sep)),
         ends_by_text=tuple(sorted(ends)),
         not_ends=tuple(_not_ends(spelled, "" if ids["eos"] is None else tokens[ids["eos"]])),
     )

@@ -18,6 +18,7 @@ PREFIX = "tokenizer.ggml."
 # enum llama_token_type of llama.h
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # U+2581, SentencePiece's visible space
 COPY_HINT = "take the original tokenizer with --tokenizer-from DIR_OR_REPO"
 SHOWN = 5
 """How many offenders an error lists."""

@@ -14,12 +14,17 @@ class Case:
     Attributes:
         config: transformers configuration class; the class that `auto` gives for it is the model.
         options: constructor arguments on top of `BASE` (a key of BASE is overridden, None included).
-        tokenizer: "bpe" (byte-level, tokenizer.json), "spm" (sentencepiece, tokenizer.model) or "wpm" (WordPiece).
+        tokenizer: "bpe" (byte-level, tokenizer.json), "glm" (the same with GLM's special tokens), "spm" (sentencepiece,
+            tokenizer.model), "gemma4" (BPE on text), "wpm" (WordPiece) or "unigram" (sentencepiece.bpe.model).
         dtype: what the original checkpoint is stored in.
-        flags: layout switches of llama.cpp's converter (`fuse_qkv`, `fuse_gate_up_exps`, `no_mtp`).
+        flags: layout switches of llama.cpp's converter (`fuse_qkv`, `fuse_gate_up_exps`, `no_mtp`), and `gpt2_vocab`
+            for a class that insists on the tokenizer files of its published checkpoints.
         hparams: keys that the converter finds in config.json instead of transformers' spelling of them, where it
             expects the one of the published checkpoints; None removes a key.
         auto: transformers' AutoModel class.
+        arguments: of the model's constructor, beside its configuration.
+        weights: names and shapes of a checkpoint that no class of transformers writes. Then `config` is empty,
+            `options` is all of its config.json, and weights and configuration are compared, but no logits.
         becomes: configuration class that the GGUF still tells; empty when it is `config`.
         lost: architecture keys that the GGUF does not hold, each with the reason.
         differs: configuration key -> (value that must be found, reason), where ours is not the original's on purpose.
@@ -30,11 +35,13 @@ class Case:
 
     config: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    tokenizer: Literal["bpe", "spm", "wpm"] = "bpe"
+    tokenizer: Literal["bpe", "glm", "spm", "gemma4", "wpm", "unigram"] = "bpe"
     dtype: Literal["float32", "bfloat16"] = "float32"
     flags: tuple[str, ...] = ()
     hparams: Mapping[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     becomes: str = ""
     lost: Mapping[str, str] = field(default_factory=dict)
     differs: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -44,7 +51,7 @@ class Case:
 
     def written(self) -> Mapping[str, Any]:
         """What the checkpoint and the GGUF depend on."""
-        names = ("config", "options", "tokenizer", "dtype", "flags", "hparams", "auto")
+        names = ("config", "options", "tokenizer", "dtype", "flags", "hparams", "auto", "arguments", "weights")
         return {name: getattr(self, name) for name in names}
 
 

@@ -36,26 +36,39 @@ def convert(source: Path, target: Path, flags: Iterable[str] = (), edits: Mappin
 
     base.load_hparams = staticmethod(load_hparams)
     try:
-        _write(gguf, conversion, base.load_hparams(source, False), source, target, flags)
+        _write(gguf, conversion, base.load_hparams(source, False), source, target, flags, edited=bool(edits))
     finally:
         base.load_hparams = staticmethod(read)
 
 
 def _write(
-    gguf: Any, conversion: Any, hparams: dict[str, Any], source: Path, target: Path, flags: Iterable[str]
+    gguf: Any,
+    conversion: Any,
+    hparams: dict[str, Any],
+    source: Path,
+    target: Path,
+    flags: Iterable[str],
+    *,
+    edited: bool,
 ) -> None:
     name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
     model_class = conversion.get_model_class(name, mmproj=False)
     torch = importlib.import_module("torch")
     switches = set(flags)
     no_mtp = "no_mtp" in switches and hasattr(model_class, "no_mtp")
+    set_vocab = model_class.set_vocab
+    if "gpt2_vocab" in switches:
+        model_class.set_vocab = model_class._set_vocab_gpt2
     if no_mtp:
         model_class.no_mtp = True
     try:
         with torch.inference_mode():
-            options = dict.fromkeys(switches - {"no_mtp"}, True)
+            options: dict[str, Any] = dict.fromkeys(switches - {"no_mtp", "gpt2_vocab"}, True)
+            if edited and any(base.__module__ == "conversion.mamba" for base in model_class.__mro__):
+                options["hparams"] = hparams  # these classes read config.json themselves
             model_class(source, gguf.LlamaFileType.ALL_F32, target, **options).write()
     finally:
+        model_class.set_vocab = set_vocab
         if no_mtp:
             model_class.no_mtp = False
 

@@ -117,6 +117,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_batch_free": (None, [_Batch]),
     "llama_decode": (_I, [_P, _Batch]),
     "llama_get_logits_ith": (ct.POINTER(ct.c_float), [_P, _I]),
+    "llama_model_n_embd": (_I, [_P]),
+    "llama_set_embeddings": (None, [_P, _B]),
+    "llama_get_embeddings_ith": (ct.POINTER(ct.c_float), [_P, _I]),
 }
 
 
@@ -180,6 +183,7 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = TYPE_F32
         params.flash_attn_type = 0  # off: the plain attention is the reference
+        params.pooling_type = 0  # none: one row for each token
         context = self._c.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp gives no context: {self._messages()}")
@@ -242,6 +246,15 @@ class LlamaCpp:
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits after every token of one sequence. (n,) -> (n, n_tokens)"""
+        return self._rows(ids, "llama_get_logits_ith", self.n_tokens)
+
+    def embeddings(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """What an encoder makes of each token of one sequence, before pooling. (n,) -> (n, hidden)"""
+        if self._context is not None:
+            self._c.llama_set_embeddings(self._context, True)
+        return self._rows(ids, "llama_get_embeddings_ith", self._c.llama_model_n_embd(self._model))
+
+    def _rows(self, ids: Sequence[int], getter: str, width: int) -> npt.NDArray[np.float32]:
         if self._context is None:
             raise RuntimeError("logits need the weights: open the file without vocab_only")
         batch = self._c.llama_batch_init(len(ids), 0, 1)
@@ -253,8 +266,8 @@ class LlamaCpp:
             status = self._c.llama_decode(self._context, batch)
             if status != 0:
                 raise RuntimeError(f"llama_decode returned {status}: {self._messages()}")
-            rows = [self._c.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
-            return np.stack([np.ctypeslib.as_array(row, (self.n_tokens,)).copy() for row in rows])
+            rows = [getattr(self._c, getter)(self._context, i) for i in range(len(ids))]
+            return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in rows])
         finally:
             self._c.llama_batch_free(batch)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers as transformers_module
 from filelock import FileLock
+from safetensors.torch import save_file
 
 from tests.oracle.cases import BASE, CASES, Case
 
@@ -28,11 +29,16 @@ transformers: Any = transformers_module  # its constructors carry no types
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "oracle"
-SPECIAL_IDS: Mapping[str, Mapping[str, int]] = {
+SPECIAL_IDS: Mapping[str, Mapping[str, int | list[int]]] = {
     "bpe": {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+    "glm": {"bos_token_id": 0, "eos_token_id": [1, 4, 5], "pad_token_id": 2},
     "spm": {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},
+    "gemma4": {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2},
     "wpm": {"pad_token_id": 0},
+    "unigram": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
 }
+FLOAT32 = ("e_score_correction_bias", "expert_bias")
+"""Ends of the names of tensors that published checkpoints keep in float32 whatever their dtype."""
 
 
 def original(case: str) -> Path:
@@ -80,11 +86,17 @@ def write_checkpoint(case: Case, folder: Path) -> None:
 
     Norms and biases are random too: all ones and all zeros would hide a missing or swapped vector.
     """
+    for file, content in _tokenizer_files(case.tokenizer).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    if case.weights:
+        _write_by_hand(case, folder)
+        return
     options = {**BASE, **SPECIAL_IDS[case.tokenizer], **case.options}
     config = getattr(transformers, case.config)(**options)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, case.auto).from_config(config).float()
+        model = getattr(transformers, case.auto).from_config(config, **case.arguments).float()
     generator = torch.Generator().manual_seed(zlib.crc32(folder.name.encode()))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,9 +108,21 @@ def write_checkpoint(case: Case, folder: Path) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
-    model.to(getattr(torch, case.dtype)).save_pretrained(folder)
-    for file, content in _tokenizer_files(case.tokenizer).items():
-        (folder / file).write_bytes(content)
+            elif name.endswith("layer_scalar"):
+                buffer.add_(0.2 * torch.randn(buffer.shape, generator=generator))
+    model.to(getattr(torch, case.dtype))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith(FLOAT32):
+            tensor.data = tensor.data.float()
+    model.save_pretrained(folder)
+
+
+def _write_by_hand(case: Case, folder: Path) -> None:
+    """Random tensors under the names of the case, and its configuration as it is."""
+    generator = torch.Generator().manual_seed(zlib.crc32(folder.name.encode()))
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in case.weights.items()}
+    save_file({name: t.to(getattr(torch, case.dtype)) for name, t in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**SPECIAL_IDS[case.tokenizer], **case.options}))
 
 
 @functools.cache
@@ -142,13 +166,15 @@ def _corpus() -> list[str]:
 @functools.cache
 def _tokenizer_files(kind: str) -> Mapping[str, bytes]:
     folder = Path(tempfile.mkdtemp())
-    {"bpe": _write_bpe, "spm": _write_spm, "wpm": _write_wpm}[kind](folder)
+    byte_level = {"bpe": _write_bpe, "glm": _write_glm}
+    ({**byte_level, "spm": _write_spm, "gemma4": _write_gemma4, "wpm": _write_wpm, "unigram": _write_unigram})[kind](folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(folder)
     return files
 
 
-def _write_bpe(folder: Path) -> None:
+def _write_bpe(folder: Path, special: Sequence[str] = ("<s>", "</s>", "<pad>", "<unk>")) -> None:
+    """`special`: the tokens for begin, end, padding and unknown, then others."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -156,13 +182,19 @@ def _write_bpe(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=BASE["vocab_size"],
-        special_tokens=["<s>", "</s>", "<pad>", "<unk>"],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    names = dict(zip(("bos_token", "eos_token", "pad_token", "unk_token"), special, strict=False))
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+def _write_glm(folder: Path) -> None:
+    # The converter looks these up by their spelling.
+    more = ("<|user|>", "<|observation|>", "<|startoftext|>")
+    _write_bpe(folder, ("[gMASK]", "<|endoftext|>", "<pad>", "<unk>", *more))
 
 
 def _write_spm(folder: Path) -> None:
@@ -182,6 +214,44 @@ def _write_spm(folder: Path) -> None:
     )
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _write_unigram(folder: Path) -> None:
+    """As XLM-RoBERTa has it: <s>, <pad>, </s> and <unk> for SentencePiece's three own pieces, <mask> at the end."""
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_corpus()),
+        model_prefix=str(folder / "sentencepiece.bpe"),
+        vocab_size=BASE["vocab_size"] - 2,
+        model_type="unigram",
+        minloglevel=2,
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMRobertaTokenizer", **names}))
+
+
+def _write_gemma4(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(
+        vocab_size=BASE["vocab_size"],
+        special_tokens=["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        max_token_length=16,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus()[:200], trainer)
+    content = json.loads(tokenizer.to_str())
+    # Bytes are no special tokens; the trainer has no other way to number them.
+    content["added_tokens"] = [row for row in content["added_tokens"] if not row["content"].startswith("<0x")]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 

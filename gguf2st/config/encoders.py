@@ -1,0 +1,91 @@
+"""Encoders that embed text: how tokens become one vector, padded positions, and ModernBERT's alternating windows."""
+
+from typing import Any
+
+from gguf2st.config.attention import layer_types
+from gguf2st.config.functions import FileScope, function
+from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.errors import MapError
+
+_POOLING = ("NONE", "MEAN", "CLS", "LAST", "RANK")  # enum llama_pooling_type of llama.h
+
+
+@function("attention.causal", "pooling_type")
+def encoder(scope: FileScope) -> dict[str, Any]:
+    """Nothing for config.json: says how the vectors of all tokens become one, which config.json has no key for.
+
+    Raises:
+        MapError: the file's attention is causal: no encoder.
+    """
+    if scope.get("attention.causal") is not False:
+        raise MapError("attention.causal is not false, so that the file holds no encoder")
+    kind = scope.get("pooling_type")
+    if kind is not None:
+        if kind >= len(_POOLING):
+            raise MapError(f"pooling_type is {kind}; 0 to {len(_POOLING) - 1} are known")
+        scope.note(
+            f"the model pools by {_POOLING[kind]}, which config.json cannot say: set it where you serve "
+            f'(vLLM: --pooler-config \'{{"pooling_type": "{_POOLING[kind]}"}}\')'
+        )
+    return {}
+
+
+@function("tokenizer.ggml.padding_token_id")
+def padded_positions(scope: FileScope) -> int:
+    """How many position embeddings llama.cpp's converter cut off: those up to the padding token's id.
+
+    RoBERTa numbers its positions from the padding token's id + 1 on; no position uses the rows before.
+
+    Raises:
+        MapError: the file does not say which token pads.
+    """
+    pad = scope.get("tokenizer.ggml.padding_token_id")
+    if pad is None:
+        raise MapError("the file has no tokenizer.ggml.padding_token_id, from which RoBERTa numbers its positions")
+    return int(pad) + 1
+
+
+@function("rope.", "attention.sliding_window", "attention.sliding_window_pattern")
+def modern_bert_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, Any]:
+    """ModernBERT: every third layer sees everything, the first one included, the others a window with their own base.
+
+    A pattern n in the file makes layers 0, n, 2n, ... full (llama.cpp: load_swa_pattern with `dense_first`); 3 is its
+    default. transformers 4.x and vLLM read the pattern as global_attn_every_n_layers, the bases as *_rope_theta.
+    """
+    window = scope.get("attention.sliding_window")
+    if not window:
+        raise MapError("attention.sliding_window is missing, which ModernBERT's class needs")
+    require_whole_heads(scope, head_dim)
+    if scaling_of(scope):
+        raise MapError("rope scaling, which no ModernBERT has")
+    pattern = scope.get("attention.sliding_window_pattern") or 3
+    if isinstance(pattern, int):
+        types = ["sliding_attention" if i % pattern else "full_attention" for i in range(layers)]
+    else:
+        types = layer_types(scope, layers, default_pattern=3)
+    theta = theta_of(scope, "rope.freq_base")
+    local = theta_of(scope, "rope.freq_base_swa") if scope.get("rope.freq_base_swa") else theta
+    out: dict[str, Any] = {
+        "local_attention": window,
+        "layer_types": types,
+        "global_rope_theta": theta,
+        "local_rope_theta": local,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }
+    return out | ({"global_attn_every_n_layers": pattern} if isinstance(pattern, int) else {})
+
+
+@function("classifier.output_labels")
+def labels(scope: FileScope, n: int) -> dict[str, Any]:
+    """Names of a classifier's `n` outputs, as transformers has them: both ways, and numbered where the file has none.
+
+    Raises:
+        MapError: names of another number of outputs.
+    """
+    names = scope.get("classifier.output_labels") or [f"LABEL_{i}" for i in range(n)]
+    if len(names) != n:
+        raise MapError(f"classifier.output_labels has {len(names)} names for {n} outputs")
+    return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {x: i for i, x in enumerate(names)}}

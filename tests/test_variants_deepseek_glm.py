@@ -1,0 +1,169 @@
+"""Layouts of DeepSeek, GLM and gpt-oss that the converter of today does not write, but files in the wild have."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import gguf2st
+from gguf2st.build import build
+from gguf2st.errors import MapError
+from gguf2st.header import read_header
+from gguf2st.plan import Plan
+from tests.make_gguf import write_gguf
+from tests.oracle.tiny import oracle_gguf, original
+
+pytestmark = pytest.mark.oracle
+
+Array = npt.NDArray[Any]
+Edit = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def rewritten(case: str, target: Path, edit: Edit) -> Path:
+    """The GGUF of `case` once `edit(metadata, tensors)` has changed it; values in torch order."""
+    reader: Any = gguf.GGUFReader(oracle_gguf(case))
+    metadata: dict[str, Any] = {}
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            value = field.contents()
+            exact = len(field.types) == 1 and not isinstance(value, str | bool)
+            metadata[name] = np.dtype(field.parts[field.data[0]].dtype).type(value) if exact else value
+    tensors = {t.name: np.array(t.data).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
+    edit(metadata, tensors)
+    return write_gguf(target, metadata, tensors, reader.fields["general.architecture"].contents())
+
+
+def converted(path: Path, folder: Path) -> dict[str, Tensor]:
+    gguf2st.convert(path, folder, dtype="float32")
+    return load_file(folder / "model.safetensors")
+
+
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def planned(path: Path) -> Plan:
+    return build(read_header([path]))
+
+
+def _without_groups(metadata: dict[str, Any], _: dict[str, Any]) -> None:
+    del metadata["deepseek2.expert_group_count"], metadata["deepseek2.expert_group_used_count"]
+
+
+def _merge_kv_b(tensors: dict[str, Array], *, keep_parts: bool) -> None:
+    for name in [name for name in tensors if name.endswith("attn_k_b.weight")]:
+        value_name = name.replace("_k_b", "_v_b")
+        keys, values = tensors[name], tensors[value_name]
+        heads = [np.concatenate([keys[h].T, values[h]]) for h in range(len(keys))]
+        if not keep_parts:
+            del tensors[name], tensors[value_name]
+        tensors[name.replace("_k_b", "_kv_b")] = np.concatenate(heads)
+
+
+def _before_absorption(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """As files were until April 2025: one matrix, and head widths of attention that is not absorbed."""
+    _merge_kv_b(tensors, keep_parts=False)
+    metadata["deepseek2.attention.head_count_kv"] = metadata["deepseek2.attention.head_count"]
+    for key in ("key_length", "value_length"):
+        metadata[f"deepseek2.attention.{key}"] = metadata.pop(f"deepseek2.attention.{key}_mla")
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "youtu"])
+def test_latent_attention_in_one_matrix(case: str, tmp_path: Path) -> None:
+    found = converted(rewritten(case, tmp_path / "old.gguf", _before_absorption), tmp_path / "out")
+    assert same(found, load_file(original(case) / "model.safetensors"))
+
+
+def test_latent_attention_both_whole_and_split(tmp_path: Path) -> None:
+    path = rewritten("deepseek_v3", tmp_path / "both.gguf", lambda _, tensors: _merge_kv_b(tensors, keep_parts=True))
+    assert planned(path).dropped == {
+        f"blk.{i}.attn_kv_b.weight": "attn_k_b and attn_v_b hold the same" for i in range(2)
+    }
+    assert same(converted(path, tmp_path / "out"), load_file(original("deepseek_v3") / "model.safetensors"))
+
+
+@pytest.mark.parametrize(("case", "method"), [("deepseek_v2", "greedy"), ("deepseek_v3", "noaux_tc")])
+def test_groups_that_the_file_does_not_name_are_noted(case: str, method: str, tmp_path: Path) -> None:
+    plan = planned(rewritten(case, tmp_path / "old.gguf", _without_groups))
+    assert [plan.config[key] for key in ("n_group", "topk_group", "topk_method")] == [1, 1, method]
+    assert [note for note in plan.notes if "n_group" in note]
+
+
+def _predict_further(arch: str) -> Edit:
+    def edit(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        """One more layer, as llama.cpp's converter names it, and the four tensors of its own."""
+        last = int(metadata[f"{arch}.block_count"]) - 1
+        for key in ("block_count", "nextn_predict_layers"):
+            metadata[f"{arch}.{key}"] = np.uint32(metadata.get(f"{arch}.{key}", 0) + 1)
+        for name in [name for name in tensors if name.startswith(f"blk.{last}.")]:
+            tensors[name.replace(f"blk.{last}.", f"blk.{last + 1}.")] = tensors[name]
+        for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm"):
+            tensors[f"blk.{last + 1}.nextn.{name}.weight"] = np.ones((64, 128), np.float32)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("case", "arch"),
+    [
+        ("glm4moe", "glm4moe"),
+        ("glm_dsa", "glm-dsa"),
+        ("deepseek_v32", "deepseek32"),
+        ("bailing_moe_v2", "bailingmoe2"),
+        ("glm4_moe_lite", "deepseek2"),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_behind(case: str, arch: str, tmp_path: Path) -> None:
+    path = rewritten(case, tmp_path / "mtp.gguf", _predict_further(arch))
+    plan = planned(path)
+    n_layers = plan.config["num_hidden_layers"]
+    assert plan.dropped
+    assert all(name.startswith(f"blk.{n_layers}.") and "MTP" in why for name, why in plan.dropped.items())
+    assert same(converted(path, tmp_path / "out"), load_file(original(case) / "model.safetensors"))
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss is published; what they must become is gguf-py's reading of them, gate and up taking turns."""
+    values: dict[str, Array] = {}
+
+    def edit(_: dict[str, Any], tensors: dict[str, Any]) -> None:
+        mxfp4 = gguf.GGMLQuantizationType.MXFP4
+        for name in [name for name in tensors if name.endswith("_exps.weight")]:
+            blocks = gguf.quants.quantize(tensors[name], mxfp4)
+            values[name] = gguf.quants.dequantize(blocks, mxfp4)
+            tensors[name] = (blocks, "MXFP4", tensors[name].shape)
+
+    found = converted(rewritten("gpt_oss", tmp_path / "mxfp4.gguf", edit), tmp_path / "out")
+    for i in range(2):
+        gate, up, down = (values[f"blk.{i}.ffn_{part}_exps.weight"] for part in ("gate", "up", "down"))
+        fused = found[f"model.layers.{i}.mlp.experts.gate_up_proj"].numpy()
+        np.testing.assert_array_equal(fused[:, :, ::2], gate.swapaxes(1, 2))
+        np.testing.assert_array_equal(fused[:, :, 1::2], up.swapaxes(1, 2))
+        np.testing.assert_array_equal(found[f"model.layers.{i}.mlp.experts.down_proj"].numpy(), down.swapaxes(1, 2))
+
+
+def _all_dimensions_rotate(metadata: dict[str, Any], _: dict[str, Any]) -> None:
+    metadata["bailingmoe2.rope.dimension_count"] = metadata["bailingmoe2.attention.key_length"]
+
+
+def test_sarvam_is_not_taken_for_bailing(tmp_path: Path) -> None:
+    """The same architecture name; its converter also shifts the routing bias."""
+    with pytest.raises(MapError, match="0 arch maps fit this file"):
+        planned(rewritten("bailing_moe_v2", tmp_path / "sarvam.gguf", _all_dimensions_rotate))
+
+
+def _forget_alpha(metadata: dict[str, Any], _: dict[str, Any]) -> None:
+    metadata["hunyuan-dense.rope.freq_base"] = np.float32(123456.7)
+
+
+def test_a_base_that_no_alpha_gives_is_written_as_it_is(tmp_path: Path) -> None:
+    plan = planned(rewritten("hunyuan_dense_alpha", tmp_path / "base.gguf", _forget_alpha))
+    assert plan.config["rope_parameters"] == {"rope_type": "default", "rope_theta": 123456.7}
+    assert [note for note in plan.notes if "no whole alpha" in note]
