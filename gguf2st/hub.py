@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gguf2st.errors import HubError
+from gguf2st.errors import HubError, UsageError
 
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
@@ -14,14 +14,15 @@ def local_folder(name: str | Path, patterns: list[str]) -> Path:
     A folder that exists is taken as such. Otherwise the files come from huggingface_hub's cache, downloaded if need be.
 
     Raises:
-        HubError: no such folder or repository, no access, or the Hub cannot be reached.
+        UsageError: neither a folder nor the name of a repository.
+        HubError: no such repository, no access, or the Hub cannot be reached.
     """
     folder = Path(name)
     if str(name) and folder.is_dir():
         return folder
     repo, _, revision = str(name).partition("@")
     if not _REPO.fullmatch(repo):
-        raise HubError(
+        raise UsageError(
             f"{name} is neither a folder nor a repository of the form org/name",
             hint="give a folder that exists, or a repository such as HuggingFaceTB/SmolLM2-135M-Instruct",
         )

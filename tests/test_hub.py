@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf2st.errors import HubError
+from gguf2st.errors import UsageError
 from gguf2st.hub import local_folder
 from tests.make_gguf import tiny_llama
 
@@ -43,7 +43,7 @@ def test_a_folder_is_a_folder_even_if_it_looks_like_a_repository(
 
 @pytest.mark.parametrize("name", ["missing", "a/b/c", "../x", "", "org/", "/no/such", "org /name"])
 def test_what_is_neither_a_folder_nor_a_repository(name: str) -> None:
-    with pytest.raises(HubError, match="neither a folder nor a repository"):
+    with pytest.raises(UsageError, match="neither a folder nor a repository"):
         local_folder(name, ["*"])
 
 

@@ -25,12 +25,6 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.issuperset(token)
     ]
-    missing = len(_BYTE_CHARACTERS - vocabulary.ids.keys())
-    if missing:
-        notes.append(
-            f"{missing} bytes have no token and are left out of a text, as in llama.cpp; tokenizers may then join what "
-            "stood on both sides of one"
-        )
     if letters:
         shown = ", ".join(map(repr, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
         notes.append(
