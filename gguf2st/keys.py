@@ -96,7 +96,7 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         ple.ngram_size pooling_type posnet.block_count posnet.embedding_length rescale_every_n_layers
         selector_rank selector_top_k target_hidden_size time_decay_extra_dim time_mix_extra_dim token_shift_count
         tokenizer.ggml.bos_token_id tokenizer.ggml.eos_token_id tokenizer.ggml.padding_token_id
-        tokenizer.ggml.seperator_token_id
+        tokenizer.ggml.seperator_token_id tokenizer.ggml.mask_token_id
         """,
     ),
     (
@@ -137,9 +137,9 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         (LIST,),
         """
         activation_sparsity_scale adapters.token_ids_activate adapters.token_ids_substitute
-        attention.compress_ratios attention.indexer.types attention.recurrent_layers attention.rope_pattern classifier.output_labels
-        deepstack_mapping ple.layers rope.dimension_sections swiglu_clamp_exp swiglu_clamp_shexp target_layers
-        xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps
+        attention.compress_ratios attention.indexer.types attention.recurrent_layers attention.rope_pattern
+        classifier.output_labels deepstack_mapping ple.layers rope.dimension_sections swiglu_clamp_exp
+        swiglu_clamp_shexp target_layers xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps
         """,
     ),
 )

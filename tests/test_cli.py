@@ -85,7 +85,6 @@ USAGE: dict[str, tuple[str, ...]] = {
     "device": ("convert", "SRC", "--device", "tpu"),
     "threads": ("convert", "SRC", "--threads", "0"),
     "json in no folder": ("convert", "SRC", "--json", "gone/report.json"),
-    "tokenizer in no folder": ("convert", "SRC", "--tokenizer-from", "gone"),
     "map": ("plan", "SRC", "--arch-map", "gone.toml"),
 }
 

@@ -78,6 +78,9 @@ def test_convert_takes_a_tokenizer_from_a_cached_repository(tmp_path: Path) -> N
     done = run("-o", tmp_path / "second", "--tokenizer-from", "org/name")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "second/tokenizer.json").read_bytes() == (snapshot / "tokenizer.json").read_bytes()
+    nowhere = run("-o", tmp_path / "third", "--tokenizer-from", "gone")
+    assert nowhere.returncode == 2
+    assert nowhere.stderr.startswith("error: gone is neither a folder nor a repository")
     absent = run("-o", tmp_path / "third", "--tokenizer-from", "org/absent")
     assert absent.returncode == 8
     assert absent.stderr.startswith("error: org/absent cannot be downloaded")

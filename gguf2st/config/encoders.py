@@ -89,3 +89,10 @@ def labels(scope: FileScope, n: int) -> dict[str, Any]:
     if len(names) != n:
         raise MapError(f"classifier.output_labels has {len(names)} names for {n} outputs")
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {x: i for i, x in enumerate(names)}}
+
+
+@function()
+def without_expert_bias(scope: FileScope) -> dict[str, Any]:
+    """Nothing for config.json: says that a vector of the original is not in the file."""
+    scope.note("llama.cpp drops the bias of the experts (mlp.experts.bias): zeros are written, as it computes")
+    return {}

@@ -9,6 +9,7 @@ from gguf2st.errors import MapError
 
 FORGOTTEN_EPSILON = 1e-5
 """What conversion/chatglm.py writes for GlmForCausalLM, whose rms_norm_eps it does not read."""
+GLM_5_2_CONTEXT = 1 << 20
 
 
 @function("attention.layer_norm_rms_epsilon", "context_length")
@@ -25,8 +26,8 @@ def glm_unsure(scope: FileScope, hidden: int) -> dict[str, Any]:
         )
     if epsilon == FORGOTTEN_EPSILON:
         scope.note(
-            f"rms_norm_eps = {epsilon} is what the file says, but llama.cpp's converter writes it where it does not find"
-            " the value: GLM-4-9B has 1.5625e-07"
+            f"rms_norm_eps = {epsilon} is what the file says, but llama.cpp's converter writes it where it does not"
+            " find the value: GLM-4-9B has 1.5625e-07"
         )
     return {"rms_norm_eps": epsilon, "max_position_embeddings": context}
 
@@ -51,11 +52,17 @@ def gpt_oss_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     return out
 
 
-@function("attention.indexer.types")
+@function("attention.indexer.types", "context_length")
 def glm_indexers(scope: FileScope, layers: int) -> dict[str, list[str]]:
-    """Which layers of GLM-5 run an indexer of their own; all of them where the file does not say (GLM-5 and 5.1)."""
+    """Which layers of GLM-5 run an indexer of their own, the others using the choice of the one before.
+
+    Where the file does not say, llama.cpp (src/models/glm-dsa.cpp) tells GLM-5.2 by its context length: layers 0 and 1,
+    then every fourth from 2 on. GLM-5 and 5.1 have one in every layer.
+    """
     types = scope.get("attention.indexer.types")
-    full = [True] * layers if types is None else [bool(t) for t in types][:layers]
-    if len(full) != layers:
-        raise MapError(f"attention.indexer.types has {len(full)} items for {layers} layers")
-    return {"indexer_types": ["full" if f else "shared" for f in full]}
+    if types is None:
+        every = (scope.get("context_length") or 0) < GLM_5_2_CONTEXT
+        types = [every or i < 2 or i % 4 == 2 for i in range(layers)]
+    if len(types) < layers:
+        raise MapError(f"attention.indexer.types has {len(types)} items for {layers} layers")
+    return {"indexer_types": ["full" if own else "shared" for own in types[:layers]]}

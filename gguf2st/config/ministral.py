@@ -58,7 +58,9 @@ def llama4_attention(scope: FileScope, layers: int, experts: int) -> dict[str, A
             "no_rope_layers": [1] * layers,
             "layer_types": ["full_attention"] * layers,
         }
-    scope.note("attention_chunk_size = 8192, attn_scale = 0.1 and floor_scale = 8192 are assumed, as llama.cpp has them")
+    scope.note(
+        "attention_chunk_size = 8192, attn_scale = 0.1 and floor_scale = 8192 are assumed, as llama.cpp has them"
+    )
     rotary = rope_layers(scope, layers, 4)
     return {
         "use_qk_norm": norm,

@@ -121,7 +121,9 @@ def _write_by_hand(case: Case, folder: Path) -> None:
     """Random tensors under the names of the case, and its configuration as it is."""
     generator = torch.Generator().manual_seed(zlib.crc32(folder.name.encode()))
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in case.weights.items()}
-    save_file({name: t.to(getattr(torch, case.dtype)) for name, t in tensors.items()}, folder / "model.safetensors")
+    dtype = getattr(torch, case.dtype)
+    stored = {name: t if name.endswith(FLOAT32) else t.to(dtype) for name, t in tensors.items()}
+    save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**SPECIAL_IDS[case.tokenizer], **case.options}))
 
 
@@ -167,7 +169,8 @@ def _corpus() -> list[str]:
 def _tokenizer_files(kind: str) -> Mapping[str, bytes]:
     folder = Path(tempfile.mkdtemp())
     byte_level = {"bpe": _write_bpe, "glm": _write_glm}
-    ({**byte_level, "spm": _write_spm, "gemma4": _write_gemma4, "wpm": _write_wpm, "unigram": _write_unigram})[kind](folder)
+    others = {"spm": _write_spm, "gemma4": _write_gemma4, "wpm": _write_wpm, "unigram": _write_unigram}
+    {**byte_level, **others}[kind](folder)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     shutil.rmtree(folder)
     return files

@@ -145,7 +145,7 @@ AFMOE: Mapping[str, Any] = {
 DSA: Mapping[str, Any] = {
     **V3,
     "index_topk": 64,
-    "index_head_dim": 32,
+    "index_head_dim": 64,
     "index_n_heads": 3,
     "num_hidden_layers": 3,
 }
@@ -300,9 +300,18 @@ _PLAIN: dict[str, Case] = {
         tolerance=None,
         unrunnable="transformers sets the padding token's row of the embedding, and so of the tied head, to zero",
     ),
+    # llama.cpp and our map know the class by the size of its vocabulary
     "glm4_moe_lite": Case(
         "Glm4MoeLiteConfig",
-        {**V3, **TIED, "vocab_size": 154880, "hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 3},
+        {
+            **V3,
+            **TIED,
+            "vocab_size": 154880,
+            "hidden_size": 32,
+            "moe_intermediate_size": 16,
+            "num_hidden_layers": 3,
+            "rms_norm_eps": 1e-6,  # what transformers uses for the norms of the latents, whatever this says
+        },
         tokenizer="glm",
     ),
     "youtu_untied": Case("YoutuConfig", {**MLA, "num_hidden_layers": 3}),

@@ -4,7 +4,10 @@ The configurations are those of published checkpoints, made small. Weights and c
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from tests.oracle.case import Case
 
@@ -71,7 +74,7 @@ def llama(
 
 def by_hand(architecture: str, model_type: str, weights: Shapes, *flags: str, **options: Any) -> Case:
     config = {"architectures": [architecture], "model_type": model_type, **LLAMA, **options}
-    given = {key: value for key, value in config.items() if value is not None}
+    given = {key: value for key, value in config.items() if value is not None or key not in LLAMA}
     return Case("", given, flags=("gpt2_vocab", *flags), weights=weights, tolerance=None, unrunnable="no class")
 
 
@@ -164,6 +167,78 @@ def codeshell(layer: str) -> Shapes:
     }
 
 
+def normed(shapes: Shapes, n_layers: int = 2) -> Shapes:
+    """With norms on the heads of queries and keys."""
+    heads = (f"model.layers.{i}.self_attn.{name}.weight" for i in range(n_layers) for name in ("q_norm", "k_norm"))
+    return shapes | dict.fromkeys(heads, (HEAD_DIM,))
+
+
+def llada(n_layers: int = 2) -> Shapes:
+    shapes = {f"model.transformer.{name}.weight": (VOCAB, HIDDEN) for name in ("wte", "ff_out")}
+    shapes |= norms("model.transformer.ln_f")
+    for i in range(n_layers):
+        block = f"model.transformer.blocks.{i}"
+        shapes |= norms(f"{block}.attn_norm", f"{block}.ff_norm")
+        shapes |= linear(f"{block}.q_proj", HIDDEN, HIDDEN) | linear(f"{block}.attn_out", HIDDEN, HIDDEN)
+        shapes |= {f"{block}.{name}.weight": (KV_HEADS * HEAD_DIM, HIDDEN) for name in ("k_proj", "v_proj")}
+        shapes |= {f"{block}.{name}.weight": (FFN, HIDDEN) for name in ("ff_proj", "up_proj")}
+        shapes |= linear(f"{block}.ff_out", HIDDEN, FFN)
+    return shapes
+
+
+def plm(n_layers: int = 2, rank: int = 32, nope: int = 24, rotary: int = 8, value: int = 16) -> Shapes:
+    """Latent attention, and a tied head."""
+    shapes = ends(tied=True)
+    for i in range(n_layers):
+        layer = f"model.layers.{i}"
+        shapes |= norms(f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm")
+        shapes |= linear(f"{layer}.self_attn.q_proj", HEADS * (nope + rotary), HIDDEN)
+        shapes |= linear(f"{layer}.self_attn.kv_a_proj_with_mqa", rank + rotary, HIDDEN)
+        shapes |= {f"{layer}.self_attn.kv_a_layernorm.weight": (rank,)}
+        shapes |= linear(f"{layer}.self_attn.kv_b_proj", HEADS * (nope + value), rank)
+        shapes |= linear(f"{layer}.self_attn.o_proj", HIDDEN, HEADS * value)
+        shapes |= linear(f"{layer}.mlp.up_proj", FFN, HIDDEN) | linear(f"{layer}.mlp.down_proj", HIDDEN, FFN)
+    return shapes
+
+
+def layer_norm(name: str) -> Shapes:
+    return {f"{name}.weight": (HIDDEN,), f"{name}.bias": (HIDDEN,)}
+
+
+def nomic_moe(n_layers: int = 3, n_experts: int = 4) -> Shapes:
+    """Experts in the second, fourth, ... layer."""
+    shapes = linear("embeddings.word_embeddings", VOCAB, HIDDEN) | layer_norm("emb_ln")
+    shapes |= linear("embeddings.token_type_embeddings", 1, HIDDEN)
+    for i in range(n_layers):
+        layer = f"encoder.layers.{i}"
+        shapes |= linear(f"{layer}.attn.Wqkv", 3 * HIDDEN, HIDDEN, bias=True)
+        shapes |= linear(f"{layer}.attn.out_proj", HIDDEN, HIDDEN, bias=True)
+        shapes |= layer_norm(f"{layer}.norm1") | layer_norm(f"{layer}.norm2")
+        if i % 2:
+            shapes |= linear(f"{layer}.mlp.router.layer", n_experts, HIDDEN)
+            shapes |= {f"{layer}.mlp.experts.mlp.{w}": (n_experts * FFN, HIDDEN) for w in ("w1", "w2")}
+            shapes |= {f"{layer}.mlp.experts.bias": (HIDDEN,)}
+        else:
+            shapes |= linear(f"{layer}.mlp.fc1", FFN, HIDDEN, bias=True)
+            shapes |= linear(f"{layer}.mlp.fc2", HIDDEN, FFN, bias=True)
+    return shapes
+
+
+def jina(n_layers: int = 2) -> Shapes:
+    shapes = linear("embeddings.word_embeddings", VOCAB, HIDDEN) | layer_norm("embeddings.LayerNorm")
+    shapes |= linear("embeddings.token_type_embeddings", 2, HIDDEN)
+    for i in range(n_layers):
+        layer = f"encoder.layer.{i}"
+        for name in ("query", "key", "value"):
+            shapes |= linear(f"{layer}.attention.self.{name}", HIDDEN, HIDDEN, bias=True)
+        shapes |= linear(f"{layer}.attention.output.dense", HIDDEN, HIDDEN, bias=True)
+        shapes |= layer_norm(f"{layer}.attention.output.LayerNorm") | layer_norm(f"{layer}.mlp.layernorm")
+        shapes |= linear(f"{layer}.mlp.gated_layers", 2 * FFN, HIDDEN) | linear(
+            f"{layer}.mlp.wo", HIDDEN, FFN, bias=True
+        )
+    return shapes
+
+
 def arctic(n_layers: int = 2, n_experts: int = 4) -> Shapes:
     """Beside the experts of each layer a dense MLP, which has a norm of its own and is as wide as the model."""
     shapes = ends()
@@ -194,7 +269,79 @@ GPT: Mapping[str, Any] = {
 """GPT-2's names in place of Llama's."""
 QWEN: Mapping[str, Any] = {"num_key_value_heads": None, "rms_norm_eps": None, "layer_norm_epsilon": 1e-6}
 
+DREAM: Mapping[str, Any] = {"mask_token_id": 5, "rope_theta": 1000000.0}
+PLM: Mapping[str, Any] = {
+    "num_key_value_heads": HEADS,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "tie_word_embeddings": True,
+    "rope_theta": 100000.0,
+}
+LLADA: Mapping[str, Any] = {
+    **dict.fromkeys(LLAMA),
+    "d_model": HIDDEN,
+    "mlp_hidden_size": FFN,
+    "n_layers": 2,
+    "n_heads": HEADS,
+    "n_kv_heads": KV_HEADS,
+    "vocab_size": VOCAB,
+    "embedding_size": VOCAB,
+    "max_sequence_length": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "weight_tying": False,
+}
+
+NOMIC_MOE: Mapping[str, Any] = {
+    **GPT,
+    "n_layer": 3,
+    "n_inner": FFN,
+    "n_positions": 2048,
+    "type_vocab_size": 1,
+    "vocab_size": VOCAB,
+    "rotary_emb_base": 10000,
+    "num_experts": 4,
+    "moe_top_k": 2,
+    "moe_every_n_layers": 2,
+    "activation_function": "gelu",
+    "causal": False,
+    "prenorm": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+}
+JINA: Mapping[str, Any] = {
+    **dict.fromkeys(("num_key_value_heads", "rms_norm_eps")),
+    "layer_norm_eps": 1e-12,
+    "model_max_length": 128,
+    "type_vocab_size": 2,
+    "position_embedding_type": "alibi",
+    "feed_forward_type": "geglu",
+    "hidden_act": "gelu",
+    "tie_word_embeddings": None,
+}
+
 CASES: Mapping[str, Case] = {
+    "nomic-bert-moe": replace(
+        by_hand("NomicBertModel", "nomic_bert", nomic_moe(), **NOMIC_MOE),
+        tokenizer="wpm",
+        flags=(),
+        hparams={"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        keeps={"*experts.bias": torch.zeros_like},
+        differs={"n_positions": (512, "the length that the model was trained for, which the converter writes")},
+    ),
+    "jina-bert-v2": replace(
+        by_hand("JinaBertForMaskedLM", "bert", jina(), **JINA),
+        tokenizer="wpm",
+        flags=(),
+    ),
+    "dream": by_hand("DreamModel", "Dream", llama(bias=True), **DREAM),
+    "llada": by_hand("LLaDAModelLM", "llada", llada(), **LLADA),
+    "maincoder": by_hand("MaincoderForCausalLM", "maincoder", normed(llama()), head_dim=HEAD_DIM, rope_theta=1e6),
+    "plm": by_hand("PLMForCausalLM", "plm", plm(), **PLM),
     "xverse": by_hand("XverseForCausalLM", "xverse", llama(kv_heads=HEADS), num_key_value_heads=None),
     "qwen": by_hand("QWenLMHeadModel", "qwen", gpt(qwen), **QWEN, rotary_emb_base=10000, seq_length=128),
     "refact": by_hand("GPTRefactForCausalLM", "gpt_refact", gpt(refact), **GPT, multi_query=True),
