@@ -166,6 +166,7 @@ def verify(
     folder: str | Path,
     against: str | Path | None = None,
     *,
+    sample: float = 1.0,
     model: bool = False,
     run: bool = False,
     arch_map: Path | None = None,
@@ -176,22 +177,34 @@ def verify(
     Args:
         folder: with config.json and safetensors files.
         against: the GGUF it came from; every value is compared with gguf-py's dequantization.
+        sample: share of each tensor's rows to compare instead of all, above 0 and at most 1.
         model: also compare names and shapes with transformers' class (extra `gguf2st[verify]`).
         run: also load and run it with transformers; with `against` and xllamacpp, compare it with llama.cpp.
         arch_map: a map to use instead of choosing one.
         progress: told about the number of values just compared.
 
     Raises:
+        UsageError: an impossible `sample`.
         VerifyError: the folder is not there or cannot be compared.
         SourceError, MapError: about `against`.
     """
     folder = Path(folder)
+    if not 0.0 < sample <= 1.0:
+        raise UsageError(f"sample is {sample}; a share is above 0 and at most 1")
     if against is None:
         return verify_folder(folder, model=model, run=run, progress=progress)
     dtype = checkpoint_dtype(folder)
     plan = make_plan(against, dtype=dtype, arch_map=arch_map)
     plan.require_complete()
-    return verify_folder(folder, plan=plan, configs=_configs(plan, dtype), model=model, run=run, progress=progress)
+    return verify_folder(
+        folder,
+        plan=plan,
+        configs=_configs(plan, dtype),
+        sample=sample,
+        model=model,
+        run=run,
+        progress=progress,
+    )
 
 
 def problems(

@@ -12,11 +12,25 @@ from gguf2st.cli.common import arch_map_option, json_option, progress_bar
 @click.command("verify")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--against", metavar="SRC", help="The GGUF it came from: every value is compared.")
+@click.option(
+    "--sample",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    help="With --against, compare this share of each tensor's rows instead of all, such as 0.01.",
+)
 @click.option("--model", is_flag=True, help="Compare with transformers' class too (needs gguf2st[verify]).")
 @click.option("--run", is_flag=True, help="Load and run it too, and compare with llama.cpp if --against is given.")
 @json_option
 @arch_map_option
-def command(folder: Path, against: str | None, model: bool, run: bool, as_json: bool, arch_map: Path | None) -> None:
+def command(
+    folder: Path,
+    against: str | None,
+    sample: float,
+    model: bool,
+    run: bool,
+    as_json: bool,
+    arch_map: Path | None,
+) -> None:
     """Prove a checkpoint whole: files, headers, index and config.json agree; with --against, every value is right.
 
     Works on any Hugging Face folder, whoever wrote it. Exit code 5: something is wrong.
@@ -25,6 +39,7 @@ def command(folder: Path, against: str | None, model: bool, run: bool, as_json: 
     Examples:
       gguf2st verify model
       gguf2st verify model --against model.Q4_K_M.gguf --model --run
+      gguf2st verify model --against model.Q4_K_M.gguf --sample 0.01
     """
     from gguf2st import api
 
@@ -33,7 +48,13 @@ def command(folder: Path, against: str | None, model: bool, run: bool, as_json: 
         total = sum(s.n_elements for s in api.open_gguf(against).sources.values())
     with progress_bar("comparing", show=not as_json, unit_bytes=False) as advance:
         result = api.verify(
-            folder, against, model=model, run=run, arch_map=arch_map, progress=lambda n: advance(n, total)
+            folder,
+            against,
+            sample=sample,
+            model=model,
+            run=run,
+            arch_map=arch_map,
+            progress=lambda n: advance(n, int(total * sample)),
         )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"ok": result.ok}, indent=2))

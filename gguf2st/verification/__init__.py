@@ -66,6 +66,7 @@ def verify_folder(
     plan: Plan | None = None,
     configs: Mapping[str, Mapping[str, Any]] | None = None,
     values: bool = True,
+    sample: float = 1.0,
     model: bool = False,
     run: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -78,6 +79,7 @@ def verify_folder(
         configs: what config.json and generation_config.json must say, by file name.
         values: whether to compare every value and the vocabulary with the plan's source too, or only names, shapes and
             `configs`.
+        sample: share of each tensor's rows whose values are compared.
         model: also compare with transformers' class (needs the extra `gguf2st[verify]`).
         run: also load it with transformers and run it, and compare with llama.cpp on the plan's source where xllamacpp
             is installed.
@@ -98,7 +100,7 @@ def verify_folder(
 
         levels.append("numerical")
         compare_vocabulary(ckpt, plan)
-        compared = compare_values(ckpt, plan, progress or (lambda n: None))
+        compared = compare_values(ckpt, plan, progress or (lambda n: None), sample)
     if model:
         levels.append("model")
         from gguf2st.verification.model import compare_model
