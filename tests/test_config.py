@@ -250,16 +250,18 @@ def test_yarn_needs_its_numbers(lacking: str) -> None:
         rope.rope(Scope({k: v for k, v in keys.items() if k != lacking}), 64)
 
 
-@pytest.mark.parametrize("name", config.FUNCTIONS)
-def test_partial_rotary_embedding_is_refused(name: str) -> None:
-    arguments = {"rope": (64,), "gemma3_attention": (6, 4, 64, 256)}[name]
+WHOLE_HEADS: dict[str, tuple[int, ...]] = {"rope": (64,), "gemma3_attention": (6, 4, 64, 256)}
+"""Functions for models that rotate whole heads, and arguments for them."""
+
+
+@pytest.mark.parametrize(("name", "arguments"), WHOLE_HEADS.items())
+def test_partial_rotary_embedding_is_refused(name: str, arguments: tuple[int, ...]) -> None:
     with pytest.raises(MapError, match=r"rope\.dimension_count is 32"):
         config.FUNCTIONS[name].fn(Scope({"rope.dimension_count": 32}), *arguments)
 
 
-@pytest.mark.parametrize("name", config.FUNCTIONS)
-def test_functions_read_what_they_declare(name: str) -> None:
-    arguments = {"rope": (64,), "gemma3_attention": (6, 4, 64, 256)}[name]
+@pytest.mark.parametrize(("name", "arguments"), WHOLE_HEADS.items())
+def test_functions_read_what_they_declare(name: str, arguments: tuple[int, ...]) -> None:
     keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 4096}
     scope = Scope(keys | {"attention.sliding_window": 512})
     config.FUNCTIONS[name].fn(scope, *arguments)

@@ -19,6 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
+from gguf2st.archmap import select_map
+from gguf2st.build import read_small
+from gguf2st.header import read_header
+from gguf2st.scope import MapScope
 from tests.oracle.cases import CASES, Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
 from tests.oracle.tiny import oracle_gguf, original, prepare
@@ -120,7 +124,9 @@ def test_transformers_computes_the_same_logits(trip: RoundTrip) -> None:
 
 
 @pytest.mark.usefixtures("prepared")
-@pytest.mark.parametrize("name", [name for name in OF_A_CLASS if CASES[name].dtype == "float32" and CASES[name].tolerance])
+@pytest.mark.parametrize(
+    "name", [name for name in OF_A_CLASS if CASES[name].dtype == "float32" and CASES[name].tolerance]
+)
 def test_llama_cpp_computes_the_same_logits(name: str) -> None:
     """The GGUF says all that llama.cpp needs: where a case lost something, the comparison above proves nothing."""
     with torch.inference_mode():
@@ -171,3 +177,17 @@ def _model(folder: Path, case: Case) -> Any:
     )
     assert not any(report.values()), f"{folder}: {report}"
     return model.eval()
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("name", CASES)
+def test_maps_declare_every_key_they_read(name: str) -> None:
+    """Only declared keys have their type and range checked before anything is computed from them."""
+    header = read_header([oracle_gguf(name)])
+    amap = select_map(header.arch, lambda m: bool(MapScope(header, m, read_small(header)).evaluate(m.when)))
+    scope = MapScope(header, amap, read_small(header))
+    for expression in amap.config.values():
+        scope.at().evaluate(expression)
+    read = {key.removeprefix(f"{header.arch}.") for key in scope.read_keys}
+    declared = amap.keys
+    assert [k for k in read if not any(k == d or (d.endswith(".") and k.startswith(d)) for d in declared)] == []

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import gguf2st
 from gguf2st.build import build
+from gguf2st.config import mla
 from gguf2st.errors import MapError
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
@@ -94,6 +95,48 @@ def test_groups_that_the_file_does_not_name_are_noted(case: str, method: str, tm
     plan = planned(rewritten(case, tmp_path / "old.gguf", _without_groups))
     assert [plan.config[key] for key in ("n_group", "topk_group", "topk_method")] == [1, 1, method]
     assert [note for note in plan.notes if "n_group" in note]
+
+
+class Keys:
+    """A scope of nothing but metadata."""
+
+    def __init__(self, **keys: int) -> None:
+        self.keys, self.notes = keys, list[str]()
+
+    def get(self, key: str) -> int | None:
+        return self.keys.get(key)
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def tensor(self, name: str, why: str) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "v2", "expected"),
+    [
+        (60, 160, True, (8, 3, "group_limited_greedy")),  # V2, V2.5
+        (27, 64, True, (1, 1, "greedy")),  # V2-Lite
+        (61, 256, False, (8, 4)),  # V3, R1
+        (61, 384, False, (1, 1)),  # Kimi K2
+    ],
+)
+def test_groups_of_published_models(layers: int, experts: int, v2: bool, expected: tuple[int | str, ...]) -> None:
+    old, new = Keys(), Keys(expert_group_count=2, expert_group_used_count=1)
+    groups = mla.deepseek_v2_groups if v2 else mla.deepseek_groups
+    assert tuple(groups(old, layers, experts).values()) == expected
+    assert len(old.notes) == 1
+    assert tuple(groups(new, layers, experts).values())[:2] == (2, 1)
+    assert new.notes == []
+
+
+def test_other_families_have_no_groups_that_the_file_does_not_name() -> None:
+    """GLM-4.5 has as many experts as DeepSeek-V2, and no groups."""
+    assert mla.expert_groups(Keys()) == {"n_group": 1, "topk_group": 1}
 
 
 def _predict_further(arch: str) -> Edit:

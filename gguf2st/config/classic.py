@@ -17,6 +17,10 @@ def gptneox_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     theta, share = theta_of(scope, "rope.freq_base"), (scope.get("rope.dimension_count") or head_dim) / head_dim
     if share > 1:
         raise MapError(f"rope.dimension_count is {share * head_dim:.0f}, but a head has {head_dim} dimensions")
+    if scope.get("rope.freq_base") is None:
+        scope.note(
+            "rotary_emb_base = 10000 is assumed: llama.cpp's converter leaves it out, and its runtime takes 10000"
+        )
     scaling = scaling_of(scope)
     out: dict[str, Any] = {
         "rotary_pct": share,

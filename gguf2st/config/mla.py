@@ -5,8 +5,8 @@ from typing import Any
 from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import rope
 
-PUBLISHED_GROUPS = {160: (8, 3), 256: (8, 4)}
-"""Number of experts -> (n_group, topk_group) of DeepSeek-V2, V2.5 and of V3, R1, whose config.json all say so."""
+PUBLISHED_GROUPS = {(60, 160): (8, 3), (61, 256): (8, 4)}
+"""Layers and experts -> (n_group, topk_group) of DeepSeek-V2 and V2.5, and of V3 and R1, by their config.json."""
 
 
 @function("rope.")
@@ -27,29 +27,36 @@ def mla_rope(scope: FileScope, dims: int) -> dict[str, Any]:
 
 
 @function("expert_group_count", "expert_group_used_count")
-def expert_groups(scope: FileScope, n_experts: int) -> dict[str, Any]:
-    """How many groups the experts form, and from how many of them a token may choose.
+def expert_groups(scope: FileScope) -> dict[str, int]:
+    """How many groups the experts form, and from how many of them a token may choose: one where the file has neither.
 
-    Converters before October 2025 did not write it, and llama.cpp runs such files without groups. What the published
-    models of this number of experts say is taken then, with a note.
+    Converters before October 2025 did not write it, and llama.cpp runs such files without groups.
     """
-    groups, used = scope.get("expert_group_count"), scope.get("expert_group_used_count")
-    if groups is None or used is None:
-        groups, used = PUBLISHED_GROUPS.get(n_experts, (1, 1))
-        scope.note(
-            f"n_group = {groups}, topk_group = {used} are assumed: the file does not say; "
-            f"published DeepSeek models of {n_experts} experts have these"
-            if n_experts in PUBLISHED_GROUPS
-            else f"n_group = {groups}, topk_group = {used} are assumed: the file does not say; llama.cpp runs it so"
-        )
-    return {"n_group": groups, "topk_group": used}
+    return _groups(scope, (1, 1), "llama.cpp runs it so")
 
 
 @function("expert_group_count", "expert_group_used_count")
-def deepseek_v2_groups(scope: FileScope, n_experts: int) -> dict[str, Any]:
-    """`expert_groups` and topk_method, which is greedy where there is one group only."""
-    out = expert_groups(scope, n_experts)
+def deepseek_groups(scope: FileScope, layers: int, experts: int) -> dict[str, int]:
+    """`expert_groups`; where the file has none, those of the published DeepSeek of as many layers and experts."""
+    if (layers, experts) in PUBLISHED_GROUPS:
+        why = f"the published DeepSeek of {layers} layers and {experts} experts has these"
+        return _groups(scope, PUBLISHED_GROUPS[layers, experts], why)
+    return expert_groups(scope)
+
+
+@function("expert_group_count", "expert_group_used_count")
+def deepseek_v2_groups(scope: FileScope, layers: int, experts: int) -> dict[str, Any]:
+    """`deepseek_groups` and topk_method, which is greedy where there is one group only."""
+    out = deepseek_groups(scope, layers, experts)
     return out | {"topk_method": "group_limited_greedy" if out["n_group"] > 1 else "greedy"}
+
+
+def _groups(scope: FileScope, otherwise: tuple[int, int], why: str) -> dict[str, int]:
+    groups, used = scope.get("expert_group_count"), scope.get("expert_group_used_count")
+    if groups is None or used is None:
+        groups, used = otherwise
+        scope.note(f"n_group = {groups}, topk_group = {used} are assumed: the file does not say; {why}")
+    return {"n_group": groups, "topk_group": used}
 
 
 @function()

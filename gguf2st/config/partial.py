@@ -84,7 +84,9 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
     }
     if all(values is None for values in sets.values()):
         if kind != "none":
-            raise MapError(f"rope.scaling.type is {kind!r}, but the file has no rope_factors_long and rope_factors_short")
+            raise MapError(
+                f"rope.scaling.type is {kind!r}, but the file has no rope_factors_long and rope_factors_short"
+            )
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta, **partial}}
     if kind not in ("none", "longrope"):
         raise MapError(f"rope.scaling.type is {kind!r}, but the file has the tensors of longrope")
@@ -97,7 +99,9 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
     scale = context_length / original
     expected = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     if attention is not None and abs(attention - expected) > 1e-5:
-        raise MapError(f"rope.scaling.attn_factor is {attention}; context lengths {original} and {context_length} give {expected}")
+        raise MapError(
+            f"rope.scaling.attn_factor is {attention}; context lengths {original} and {context_length} give {expected}"
+        )
     both = {"original_max_position_embeddings": original}
     return {
         "rope_theta": theta,

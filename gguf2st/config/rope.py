@@ -30,7 +30,10 @@ def require_whole_heads(scope: FileScope, head_dim: int) -> None:
 
 def theta_of(scope: FileScope, key: str) -> float:
     """Rope base; llama.cpp's default where the key is absent (hparams.rope_freq_base_train = 10000)."""
-    return float(scope.get(key) or 10000.0)
+    theta = scope.get(key)
+    if theta is None:
+        scope.note(f"{key} = 10000 is assumed: the file does not say, and llama.cpp takes that")
+    return float(theta or 10000.0)
 
 
 def scaling_of(scope: FileScope) -> dict[str, Any]:

@@ -231,7 +231,8 @@ def _write_unigram(folder: Path) -> None:
         model_type="unigram",
         minloglevel=2,
     )
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    kinds = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    names = {f"{kind}_token": token for kind, token in kinds.items()}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMRobertaTokenizer", **names}))
 
 

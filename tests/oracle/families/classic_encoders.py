@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tests.oracle.case import BIASES, MOE, TIED, Case, rope, with_bf16, yarn
+from tests.oracle.case import BIASES, MOE, TIED, Case, with_bf16, yarn
 
 NO_LLAMA: Mapping[str, Any] = {"intermediate_size": None, "num_key_value_heads": None}
 """Keys of BASE that these classes do not have."""
@@ -82,7 +82,7 @@ def padded(config: str, tokenizer: Literal["bpe", "unigram"], n_lost: int, **opt
 
 
 def nomic(layers: int = 2, epsilon: float = 1e-12, theta: float = 1000.0, **options: Any) -> Case:
-    """In both spellings, as we write it: that of the published configuration, which vLLM reads, and transformers 5's."""
+    """In both spellings, as we write it: that of published configurations, which vLLM reads, and transformers 5's."""
     published = {"n_embd": 64, "n_head": 4, "n_inner": 128, "n_layer": layers}
     published |= {"layer_norm_epsilon": epsilon, "rotary_emb_base": theta}
     ours = {"num_hidden_layers": layers, "layer_norm_eps": epsilon, "max_position_embeddings": 2048}

@@ -142,12 +142,15 @@ AFMOE: Mapping[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
+LATENT_EPSILON = 1e-6
+"""What transformers uses for the norms of the latents whatever rms_norm_eps says, while llama.cpp uses rms_norm_eps."""
 DSA: Mapping[str, Any] = {
     **V3,
     "index_topk": 64,
     "index_head_dim": 64,
     "index_n_heads": 3,
     "num_hidden_layers": 3,
+    "rms_norm_eps": LATENT_EPSILON,
 }
 
 
@@ -310,7 +313,7 @@ _PLAIN: dict[str, Case] = {
             "hidden_size": 32,
             "moe_intermediate_size": 16,
             "num_hidden_layers": 3,
-            "rms_norm_eps": 1e-6,  # what transformers uses for the norms of the latents, whatever this says
+            "rms_norm_eps": LATENT_EPSILON,
         },
         tokenizer="glm",
     ),
@@ -419,6 +422,11 @@ _PLAIN: dict[str, Case] = {
         differs={"norm_head": (False, "the converter has normalised the head already")},
     ),
     "bailing_moe_v2": BAILING_V2,
+}
+# llama.cpp's switch for one attn_qkv, of these in turn
+_PLAIN |= {
+    f"{name}_fused_qkv": replace(_PLAIN[name], flags=("fuse_qkv",))
+    for name in ("glm4moe", "dots1", "ernie4_5_moe", "afmoe", "deepseek_v1", "bailing_moe")
 }
 CASES = with_bf16(
     _PLAIN,

@@ -1,6 +1,7 @@
 """Granite, Falcon, and the state-space and hybrid models: Mamba, Jamba, Nemotron, LFM2, Kimi Linear.
 
-A_log comes back through log(-(-exp(x))), which may differ from x in its last bits; those cases say so.
+A_log comes back through log(-(-exp(x))), which may differ from x in its last bits; those cases say so. A bfloat16 x comes
+back whole unless it is so close to 0 that exp(x) has no room for all of its bits.
 Falcon H1 with multipliers other than 1, and layouts that no converter switch writes, are in
 tests/test_variants_granite_ssm_falcon.py.
 """
@@ -265,7 +266,7 @@ _PLAIN: dict[str, Case] = {
     "nemotron_h_moe": hybrid("NemotronHConfig", NEMOTRON_H_MOE, differs=NO_POSITIONS, tolerance=2e-3),
     "nemotron_h_latent": hybrid(
         "NemotronHConfig",
-        {**NEMOTRON_H_MOE, "moe_latent_size": 32, "routed_scaling_factor": 2.5, **TIED},
+        {**NEMOTRON_H_MOE, "moe_latent_size": 32, "routed_scaling_factor": 2.5},
         differs=NO_POSITIONS,
         tolerance=2e-3,
     ),
@@ -273,9 +274,7 @@ _PLAIN: dict[str, Case] = {
     "lfm2_adjusted": Case("Lfm2Config", {**CONV, "block_multiple_of": 32}, differs=ADJUSTED),
     "lfm2_fused_qkv": Case("Lfm2Config", {**CONV, "block_auto_adjust_ff_dim": False}, flags=("fuse_qkv",)),
     "lfm2moe": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED}),
-    "lfm2moe_fused": Case(
-        "Lfm2MoeConfig", {**CONV, **MOE, **TIED, "num_dense_layers": 1}, flags=("fuse_qkv", "fuse_gate_up_exps")
-    ),
+    "lfm2moe_fused": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED, "num_dense_layers": 1}, flags=("fuse_qkv",)),
     "kimi_linear": hybrid("KimiLinearConfig", KIMI, hparams={"num_key_value_heads": 4}),
 }
 CASES = with_bf16(
@@ -288,7 +287,6 @@ CASES = with_bf16(
     "falcon_h1",
     "mamba",
     "mamba2",
-    "jamba",
     "nemotron",
     "nemotron_h_moe",
     "lfm2moe",

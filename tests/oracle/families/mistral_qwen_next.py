@@ -14,7 +14,7 @@ from tests.oracle.case import MOE, TIED, Case, llama3, rope, with_bf16, yarn
 MIXTRAL: Mapping[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
 APERTUS: Mapping[str, Any] = {"num_hidden_layers": 3, **llama3(8.0, 64, 12e6)}
 """Always three layers: the converter keeps activation parameters of earlier models of the same process."""
-HEADS_6_3 = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
+HEADS_6_3: Mapping[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
 
 
 def plus_one(weight: Tensor) -> Tensor:
@@ -40,13 +40,22 @@ def exaone(**options: Any) -> Case:
     return replace(EXAONE, options=options)
 
 
-WINDOW = {"sliding_window": 64, "sliding_window_pattern": 4}
-FULL = {"sliding_window": None, "sliding_window_pattern": None}
-NO_OUT_BIAS = {"tolerance": None, "unrunnable": "llama.cpp loads no bias of the output projection"}
-NO_TEMPERATURE = {"tolerance": None, "unrunnable": "llama.cpp asserts a temperature scale that such a file cannot have"}
-NO_EPSILON = {"tolerance": None, "unrunnable": "llama.cpp does not read the epsilon of this architecture, and takes 0"}
-NO_TIED = {"tolerance": None, "unrunnable": "llama.cpp wants an output.weight of its own"}
-NO_WINDOW = {"tolerance": None, "unrunnable": "llama.cpp uses the window of this architecture only at 64 layers"}
+WINDOW: Mapping[str, Any] = {"sliding_window": 64, "sliding_window_pattern": 4}
+FULL: Mapping[str, Any] = {"sliding_window": None, "sliding_window_pattern": None}
+NO_OUT_BIAS: Mapping[str, Any] = {"tolerance": None, "unrunnable": "llama.cpp loads no bias of the output projection"}
+NO_TEMPERATURE: Mapping[str, Any] = {
+    "tolerance": None,
+    "unrunnable": "llama.cpp asserts a temperature scale that such a file cannot have",
+}
+NO_EPSILON: Mapping[str, Any] = {
+    "tolerance": None,
+    "unrunnable": "llama.cpp does not read the epsilon of this architecture, and takes 0",
+}
+NO_TIED: Mapping[str, Any] = {"tolerance": None, "unrunnable": "llama.cpp wants an output.weight of its own"}
+NO_WINDOW: Mapping[str, Any] = {
+    "tolerance": None,
+    "unrunnable": "llama.cpp uses the window of this architecture only at 64 layers",
+}
 
 
 def exaone4_full(layers: int, **options: Any) -> Case:
@@ -83,7 +92,7 @@ def ministral3(rope_options: Mapping[str, Any] = {}, **options: Any) -> Case:
         "llama_4_scaling": ({"beta": beta, "original_max_position_embeddings": context}, "vLLM reads it here")
     }
     if parameters["mscale_all_dim"]:
-        differs["rope_parameters"] = ({**parameters, "apply_yarn_scaling": False}, "vLLM does not read mscale")
+        differs["rope_parameters"] = ({**parameters, "apply_yarn_scaling": False}, "vLLM's word for it")
     return Case("Ministral3Config", {"head_dim": 32, **options, "rope_parameters": parameters}, differs=differs)
 
 
@@ -151,8 +160,8 @@ def qwen35moe(**options: Any) -> Case:
     return linear("Qwen3_5MoeTextConfig", **{**EXPERTS, **options})
 
 
-SHARED_ROPE = {"rope_parameters": {**yarn(4.0, 32)["rope_parameters"], "partial_rotary_factor": 0.5}}
-SECTIONS = {
+SHARED_ROPE: Mapping[str, Any] = {"rope_parameters": {**yarn(4.0, 32)["rope_parameters"], "partial_rotary_factor": 0.5}}
+SECTIONS: Mapping[str, Any] = {
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -161,10 +170,10 @@ SECTIONS = {
         "partial_rotary_factor": 0.25,
     }
 }
-NO_SECTIONS = {
+NO_SECTIONS: Mapping[str, Any] = {
     "rope_parameters": (
         {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        "sections of images say nothing about text, and vLLM's text class refuses them",
+        "sections of images say nothing about text, and vLLM's text class is not made for them",
     )
 }
 LLAMA4: Mapping[str, Any] = {

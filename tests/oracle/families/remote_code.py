@@ -43,7 +43,7 @@ def attention(layer: str, kv_heads: int = KV_HEADS, bias: bool = False, out_bias
 
 
 def gated(prefix: str, ffn: int = FFN) -> Shapes:
-    up = {name: (ffn, HIDDEN) for name in (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")}
+    up = dict.fromkeys((f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"), (ffn, HIDDEN))
     return {**up, f"{prefix}.down_proj.weight": (HIDDEN, ffn)}
 
 
@@ -296,6 +296,7 @@ LLADA: Mapping[str, Any] = {
 
 NOMIC_MOE: Mapping[str, Any] = {
     **GPT,
+    "tie_word_embeddings": None,
     "n_layer": 3,
     "n_inner": FFN,
     "n_positions": 2048,
@@ -313,6 +314,17 @@ NOMIC_MOE: Mapping[str, Any] = {
     "rotary_emb_scale_base": None,
     **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
 }
+NOMIC_OF_TRANSFORMERS: Mapping[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+"""What the converter gets to see: transformers' class of the first version fills in its own names with its defaults."""
 JINA: Mapping[str, Any] = {
     **dict.fromkeys(("num_key_value_heads", "rms_norm_eps")),
     "layer_norm_eps": 1e-12,
@@ -329,7 +341,7 @@ CASES: Mapping[str, Case] = {
         by_hand("NomicBertModel", "nomic_bert", nomic_moe(), **NOMIC_MOE),
         tokenizer="wpm",
         flags=(),
-        hparams={"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        hparams=NOMIC_OF_TRANSFORMERS,
         keeps={"*experts.bias": torch.zeros_like},
         differs={"n_positions": (512, "the length that the model was trained for, which the converter writes")},
     ),
