@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf2st import archmap
-from gguf2st.archmap import ArchMap, Equation, Way
+from gguf2st import mapfile
+from gguf2st.archmap import ArchMap, Equation, Way, match_template
 from gguf2st.errors import Gguf2stError, MapError
 from gguf2st.expr import Expression
 from gguf2st.fold import listing
@@ -59,9 +59,9 @@ def build(
     """
     read = read or read_small(header)
     if arch_map is None:
-        amap = archmap.select_map(header.arch, lambda m: bool(MapScope(header, m, read).evaluate(m.when)))
+        amap = mapfile.select_map(header.arch, lambda m: bool(MapScope(header, m, read).evaluate(m.when)))
     else:
-        amap = archmap.load_map(arch_map)
+        amap = mapfile.load_map(arch_map)
         if amap.arch != header.arch:
             raise MapError(f"{arch_map} is for architecture {amap.arch!r}; {header.files[0]} is {header.arch!r}")
     return _Builder(amap, header, MapScope(header, amap, read)).plan()
@@ -105,7 +105,7 @@ class _Builder:
             for name in self.header.sources
             if name not in self.used
             and name not in dropped
-            and not (self.blocked and archmap.match_template(name, self.blocked))
+            and not (self.blocked and match_template(name, self.blocked))
         )
         lacking = {source for text in self.missing.values() for source in text.split(", ")}
         lost = [message for message, tensor in self.lost_tensors.items() if tensor not in lacking]
@@ -262,9 +262,7 @@ class _Builder:
     def _dropped(self) -> dict[str, str]:
         dropped: dict[str, str] = {}
         for name in self.header.sources.keys() - self.used:
-            reason = (
-                self.scope.configured.get(name) or archmap.match_template(name, self.amap.drop) or self._beyond(name)
-            )
+            reason = self.scope.configured.get(name) or match_template(name, self.amap.drop) or self._beyond(name)
             if reason:
                 dropped[name] = reason
         return {name: dropped[name] for name in self.header.sources if name in dropped}

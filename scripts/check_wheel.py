@@ -21,7 +21,7 @@ def main() -> None:
         target = folder / "installed"
         subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)
         # -S -E would also hide the dependencies; run elsewhere so that the checkout is not found first.
-        code = "import gguf2st, gguf2st.archmap as a; print(gguf2st.__file__); print(*[m.name for m in a.all_maps()])"
+        code = "import gguf2st, gguf2st.mapfile as a; print(gguf2st.__file__); print(*[m.name for m in a.all_maps()])"
         environment = os.environ | {"PYTHONPATH": str(target)}
         run = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True, text=True

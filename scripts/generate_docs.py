@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from gguf2st.archmap import all_maps
+from gguf2st.mapfile import all_maps
 from gguf2st.quants.layout import DECODABLE, TYPES
 from gguf2st.tokenizer.files import KINDS
 from gguf2st.tokenizer.pretokenizers import SUPPORTED

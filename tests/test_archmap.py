@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gguf2st.archmap import all_maps, load_map, maps_folder, match_template, select_map
+from gguf2st.archmap import match_template
 from gguf2st.errors import MapError
+from gguf2st.mapfile import all_maps, load_map, maps_folder, select_map
 
 SHIPPED = sorted(maps_folder().glob("*.toml"))
 
@@ -132,7 +133,11 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         '"model.q.bias" = "bias',
         "no meaning in the condition",
     ),
-    "a number of experts that depends on the layer": ('if = "has', 'experts = "i"\nif = "has', "in the number of experts"),
+    "a number of experts that depends on the layer": (
+        'if = "has',
+        'experts = "i"\nif = "has',
+        "in the number of experts",
+    ),
     "source has an index that the name lacks": ('"token_embd.weight ->', '"blk.{i}.x ->', "index that the name lacks"),
     "name has another index": ("{i}.q.bias", "{j}.q.bias", "indices of a name"),
     "unknown op": ("unpermute(", "unpermut(", "no op 'unpermut', did you mean unpermute"),

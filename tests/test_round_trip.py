@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.archmap import select_map
 from gguf2st.build import read_small
 from gguf2st.header import read_header
+from gguf2st.mapfile import select_map
 from gguf2st.scope import MapScope
 from tests.oracle.cases import CASES, Case
 from tests.oracle.llamacpp import LlamaCpp, in_child

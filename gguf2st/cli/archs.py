@@ -16,7 +16,7 @@ def command(as_json: bool) -> None:
     Examples:
       gguf2st archs
     """
-    from gguf2st.archmap import all_maps
+    from gguf2st.mapfile import all_maps
 
     rows = [
         {

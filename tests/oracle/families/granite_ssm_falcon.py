@@ -1,7 +1,7 @@
 """Granite, Falcon, and the state-space and hybrid models: Mamba, Jamba, Nemotron, LFM2, Kimi Linear.
 
-A_log comes back through log(-(-exp(x))), which may differ from x in its last bits; those cases say so. A bfloat16 x comes
-back whole unless it is so close to 0 that exp(x) has no room for all of its bits.
+A_log comes back through log(-(-exp(x))), which may differ from x in its last bits; those cases say so. A bfloat16 x
+comes back whole unless it is so close to 0 that exp(x) has no room for all of its bits.
 Falcon H1 with multipliers other than 1, and layouts that no converter switch writes, are in
 tests/test_variants_granite_ssm_falcon.py.
 """

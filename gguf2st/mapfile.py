@@ -1,0 +1,248 @@
+"""Arch map files: find the one for a file, read it, and refuse what can be known to be wrong without a file."""
+
+import ast
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf2st import config, keys
+from gguf2st.archmap import INDEX, ArchMap, Equation, Group, Way
+from gguf2st.errors import MapError
+from gguf2st.expr import Expression, parse
+from gguf2st.ops import ANY, OPS
+
+PROBES = frozenset({"has", "rows", "cols"})
+"""Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
+
+_REQUIRED = ("arch", "layers", "config", "tensors")
+_OPTIONAL = (
+    "when",
+    "experts",
+    "names",
+    "constants",
+    "assumed",
+    "require",
+    "fused",
+    "drop",
+    "beyond",
+    "ignore",
+    "float32",
+)
+
+
+def maps_folder() -> Path:
+    """Where the maps are: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "arch_maps"
+    return installed if installed.is_dir() else package.parent / "arch_maps"
+
+
+def load_map(path: Path) -> ArchMap:
+    """Read and check one map.
+
+    Raises:
+        MapError: unreadable, not TOML, an unknown table, op, function or index, or a malformed equation.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise MapError(f"cannot read the arch map {path}: {err.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise MapError(f"{path} is not valid TOML: {err}") from None
+    try:
+        return _build(path, table)
+    except MapError as err:
+        raise MapError(f"{path}: {err.message}", hint=err.hint) from None
+    except (AttributeError, TypeError, KeyError, ValueError) as err:
+        raise MapError(f"{path}: a table or value has the wrong type ({err})", hint="see docs/arch-maps.md") from None
+
+
+def all_maps(folder: Path | None = None) -> list[ArchMap]:
+    """Every map of the folder, sorted by name."""
+    return [load_map(p) for p in sorted((folder or maps_folder()).glob("*.toml"))]
+
+
+def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | None = None) -> ArchMap:
+    """The one map that fits a file.
+
+    Args:
+        arch: the file's general.architecture.
+        holds: whether a map's `when` holds for the file.
+        folder: where the maps are; `maps_folder()` by default.
+
+    Raises:
+        MapError: no map for the architecture, none whose `when` holds, or more than one.
+    """
+    folder = folder or maps_folder()
+    line = re.compile(rf"^\s*arch\s*=\s*[\"']+{re.escape(arch)}[\"']", re.MULTILINE)
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.toml"))}
+    # Parsing all maps would cost more than reading the header of a file.
+    candidates = [m for path, text in texts.items() if line.search(text) and (m := load_map(path)).arch == arch]
+    if not candidates:
+        known = sorted({m.arch for m in all_maps(folder)})
+        near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
+        raise MapError(
+            f"no arch map for architecture {arch!r}; nearest: {', '.join(near) or 'none'}",
+            hint="`gguf2st archs` lists what is supported; docs/arch-maps.md shows how to add one (--arch-map FILE)",
+        )
+    fitting = [m for m in candidates if holds(m)]
+    if len(fitting) == 1:
+        return fitting[0]
+    conditions = [f"{m.name}: when {m.when.text}" for m in candidates]
+    raise MapError(
+        f"architecture {arch!r}: {len(fitting)} arch maps fit this file, exactly one must",
+        problems=conditions,
+        hint="pass the right one with --arch-map FILE",
+    )
+
+
+def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:
+    if unknown := sorted(table.keys() - {*_REQUIRED, *_OPTIONAL}):
+        raise MapError(f"unknown table {', '.join(unknown)}; a map has {', '.join((*_REQUIRED, *_OPTIONAL))}")
+    for key in _REQUIRED:
+        if key not in table:
+            raise MapError(f"the map lacks {key!r}")
+    for kind in ("drop", "ignore"):
+        for name, reason in table.get(kind, {}).items():
+            if not isinstance(reason, str) or not reason.strip():
+                raise MapError(f"[{kind}] {name!r} needs a reason")
+    amap = ArchMap(
+        path=path,
+        arch=_text(table["arch"], "arch"),
+        when=_expression(table.get("when", "True")),
+        layers=_expression(table["layers"]),
+        experts=_expression(table.get("experts", "0")),
+        names=_expressions(table.get("names", {})),
+        constants=dict(table.get("constants", {})),
+        assumed={key: (row["value"], _text(row["why"], key)) for key, row in table.get("assumed", {}).items()},
+        config=_expressions(table["config"]),
+        require=_expressions(table.get("require", {})),
+        groups=tuple(_group(g) for g in table["tensors"]),
+        fused={k: tuple(_text(member, k) for member in v) for k, v in table.get("fused", {}).items()},
+        drop=table.get("drop", {}),
+        beyond=_text(table.get("beyond", ""), "beyond"),
+        ignore=table.get("ignore", {}),
+        float32=frozenset(table.get("float32", [])),
+    )
+    _check(amap, with_experts="experts" in table)
+    return amap
+
+
+def _check(amap: ArchMap, *, with_experts: bool) -> None:
+    """What can be known to be wrong without a file: unknown keys, indices out of place, names of no equation."""
+    if clash := sorted(amap.names.keys() & {"i", "e"}):
+        raise MapError(f"[names] must not define {', '.join(clash)}")
+    for expression in (*amap.names.values(), *amap.expressions()):
+        for name in expression.names:
+            if name not in amap.names and name not in ("i", "e"):
+                keys.require_key(name)
+    for expression in (amap.when, amap.layers, amap.experts, *amap.config.values(), *amap.require.values()):
+        _check_indices(amap, expression, frozenset(), "outside the equations")
+    equations = [(group, equation) for group in amap.groups for equation in group.equations]
+    for group, equation in equations:
+        allowed = frozenset(index for index in ("i", "e") if f"{{{index}}}" in equation.name)
+        _check_indices(amap, group.condition, allowed & {"i"}, f"in the condition on {equation.name!r}")
+        if group.experts:
+            _check_indices(amap, group.experts, frozenset(), f"in the number of experts of {equation.name!r}")
+        for expression in equation.expressions():
+            _check_indices(amap, expression, allowed, f"in the equation of {equation.name!r}")
+        if equation.over_experts and not with_experts and not group.experts:
+            raise MapError(
+                f"{equation.name!r} runs over experts, but the map does not say how many `experts` there are"
+            )
+    templates = {equation.name for _, equation in equations}
+    if lost := sorted(amap.float32 - templates):
+        raise MapError(f"float32 names {lost[0]!r}, which no equation has")
+    modules = tuple(name.rpartition(".")[0] for name in templates)
+    for module, members in amap.fused.items():
+        for member in members:
+            if not any(f".{name}".endswith(f".{member}") for name in modules):
+                raise MapError(f"[fused] {module!r} has the member {member!r}, which no equation fills")
+
+
+def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str], where: str) -> None:
+    if extra := [index for index in amap.use(expression).indices if index not in allowed]:
+        raise MapError(f"{expression.text!r} depends on {extra[0]!r}, which has no meaning {where}")
+
+
+def _group(table: Mapping[str, Any]) -> Group:
+    equations = tuple(_equation(name, text) for name, text in table.items() if name not in ("if", "experts"))
+    experts = _expression(table["experts"]) if "experts" in table else None
+    return Group(_expression(table.get("if", "True")), equations, experts)
+
+
+def _equation(name: str, texts: str | list[str]) -> Equation:
+    """One way under its HF name, or a list of them."""
+    if not set(INDEX.findall(name)) <= {"i", "e"}:
+        raise MapError(f"{name!r}: the indices of a name are {{i}} and {{e}}")
+    ways = tuple(_way(name, text) for text in (texts if isinstance(texts, list) else [texts]))
+    if not ways:
+        raise MapError(f"{name!r}: an empty list says nothing")
+    return Equation(name, ways)
+
+
+def _way(name: str, text: str) -> Way:
+    """`"a, b | op(x) -> [rows, cols]"`, or `"fill(0, rows) -> [rows]"` where the file has no tensor for it."""
+    body, arrow, shape = _text(text, name).rpartition("->")
+    if not arrow:
+        raise MapError(f"{name!r}: an equation ends in the shape it promises, `-> [rows, cols]`")
+    head, *calls = (part.strip() for part in body.split("|"))
+    if "(" in head:
+        head, calls = "", [head, *calls]
+    sources = tuple(ref.strip() for ref in head.split(",")) if head or not calls else ()
+    steps = tuple(_step(name, call) for call in calls)
+    allowed = set(INDEX.findall(name))
+    for source in sources:
+        if not source or not set(INDEX.findall(source)) <= allowed:
+            raise MapError(f"{name!r}: source {source!r} has an index that the name lacks")
+    n = len(sources)
+    for op, _ in steps:
+        expected = OPS[op].n_arrays
+        if n != expected and not (expected == ANY and n):
+            raise MapError(f"{name!r}: op {op} takes {'some' if expected == ANY else expected} tensors, here {n}")
+        n = 1
+    if n != 1:
+        raise MapError(f"{name!r}: {n} sources need an op that joins them")
+    promised = _expression(shape)
+    if not isinstance(promised.node, ast.List):
+        raise MapError(f"{name!r}: a shape is a list, `-> [rows, cols]`, not {shape.strip()!r}")
+    return Way(sources, steps, promised)
+
+
+def _step(name: str, call: str) -> tuple[str, Expression]:
+    """`"unpermute(heads)"` -> ("unpermute", [heads])."""
+    op, paren, rest = call.partition("(")
+    op = op.strip()
+    if op not in OPS:
+        near = difflib.get_close_matches(op, OPS, n=1)
+        raise MapError(f"{name!r}: no op {op!r}{f', did you mean {near[0]}?' if near else ''}; "
+                       f"there are {', '.join(sorted(OPS))}")  # fmt: skip
+    if paren and not rest.rstrip().endswith(")"):
+        raise MapError(f"{name!r}: {call!r} lacks its closing parenthesis")
+    arguments = _expression(f"[{rest.rstrip().removesuffix(')')}]")
+    n_args = len(arguments.node.elts) if isinstance(arguments.node, ast.List) else -1
+    if not OPS[op].accepts(n_args):
+        raise MapError(f"{name!r}: op {op} takes {len(OPS[op].arguments)} arguments, unlike {call!r}")
+    return op, arguments
+
+
+def _expressions(table: Mapping[str, Any]) -> dict[str, Expression]:
+    return {key: _expression(value) for key, value in table.items()}
+
+
+def _expression(text: Any) -> Expression:
+    expression = parse(_text(text, "expression"))
+    if unknown := sorted(expression.calls - PROBES - config.FUNCTIONS.keys()):
+        raise MapError(
+            f"{text!r}: no function {unknown[0]!r}; there are {', '.join(sorted(PROBES | config.FUNCTIONS.keys()))}"
+        )
+    return expression
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise MapError(f"{what!r} must be a text in quotes, not {value!r}")
+    return value
