@@ -14,7 +14,7 @@ from gguf2st import tokenizer as tokenizers
 from gguf2st.errors import CoverageError, Gguf2stError, SourceError, TokenizerError, UsageError
 from gguf2st.header import Header, read_header
 from gguf2st.hub import local_folder
-from gguf2st.output import OutputFolder, check_target
+from gguf2st.output import PARTIAL, OutputFolder, check_target
 from gguf2st.plan import DTYPE_NBYTES, Plan, choose, lay_out, to_json
 from gguf2st.report import Report, make_report
 from gguf2st.shards import INDEX_FILE, index_json, write_text
@@ -61,6 +61,8 @@ def make_plan(
     """
     if dtype not in DTYPE_NBYTES:
         raise UsageError(f"dtype {dtype!r} is unknown; there are {', '.join(DTYPE_NBYTES)}")
+    if type(max_shard_size) is not int or max_shard_size < 1:
+        raise UsageError(f"max_shard_size is {max_shard_size!r}; it must be a positive number of bytes")
     header = src if isinstance(src, Header) else open_gguf(src)
     return lay_out(choose(build.build(header, arch_map=arch_map), dtype), max_shard_size)
 
@@ -104,6 +106,8 @@ def convert(
         Gguf2stError: one of its subclasses; `exit_code` says which kind of problem it is.
     """
     started = time.monotonic()
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise UsageError(f"threads is {threads!r}; it must be a positive whole number")
     if device not in DEVICES:
         raise UsageError(f"device {device!r} is unknown; there are {', '.join(DEVICES)}")
     files = find_files(src)
@@ -113,7 +117,9 @@ def convert(
     if tokenizer_from is not None and tokenizer_pre is not None:
         raise UsageError("tokenizer_from takes a whole tokenizer: there is no tokenizer_pre to choose")
     metadata = _tokenizer_metadata(plan.header, tokenizer_pre)
-    asked = () if tokenizer_pre is None else (f"words are split as {tokenizer_pre!r} says, as asked for",)
+    asked: tuple[str, ...] = (
+        () if tokenizer_pre is None else (f"words are split as {tokenizer_pre!r} says, as asked for",)
+    )
     if tokenizer_from is None:
         notes = (*asked, *_check_tokenizer(plan, metadata))
     else:
@@ -132,6 +138,8 @@ def convert(
     fingerprint = json.dumps([__version__, to_json(plan), configs, _times(files), str(tokenizer_from), tokenizer_pre])
     total = sum(s.nbytes for s in plan.shards)
     with OutputFolder(folder, fingerprint, overwrite=overwrite) as output, ThreadPoolExecutor(1) as background:
+        if output.finished:
+            asked += (f"{len(output.finished)} of {len(plan.shards)} shards were finished by an earlier run",)
         if tokenizer_from is None:
             pending = background.submit(tokenizers.build_tokenizer, metadata, n_rows=plan.config["vocab_size"])
         execute(
@@ -160,6 +168,13 @@ def convert(
         verification=dataclasses.replace(checked, folder=str(folder)),
         seconds=time.monotonic() - started,
     )
+
+
+def partial_folder(src: str | Path, out: str | Path | None) -> Path | None:
+    """The folder in which an interrupted `convert` with the same arguments left finished shards, if it did."""
+    folder = Path(out) if out is not None else default_output(find_files(src))
+    partial = folder.with_name(folder.name + PARTIAL)
+    return partial if any(partial.glob("*.safetensors")) else None
 
 
 def verify(
@@ -245,6 +260,9 @@ def problems(
 
 
 def _lines(err: Gguf2stError) -> list[tuple[int, str]]:
+    """One line per problem; the details of a source that cannot be opened belong to its one problem."""
+    if isinstance(err, SourceError) and err.problems:
+        return [(err.exit_code, f"{err.message}: {'; '.join(err.problems)}")]
     return [(err.exit_code, line) for line in (err.message, *err.problems)]
 
 

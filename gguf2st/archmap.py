@@ -104,6 +104,7 @@ class ArchMap:
         beyond: why tensors of layers past `layers`, but within block_count, are left behind; empty when none may be.
         ignore: metadata key below the architecture -> why it does not matter to the checkpoint.
         float32: HF tensors that stay float32 whatever the output dtype.
+        float16: why the model should not be run in float16; empty when it may.
     """
 
     path: Path
@@ -122,6 +123,7 @@ class ArchMap:
     beyond: str = ""
     ignore: Mapping[str, str] = field(default_factory=dict)
     float32: frozenset[str] = frozenset()
+    float16: str = ""
 
     @property
     def name(self) -> str:

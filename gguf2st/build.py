@@ -130,6 +130,7 @@ class _Builder:
             problems=tuple(problems),
             notes=tuple(self.scope.notes + assumed),
             float32=self.amap.float32,
+            float16=self.amap.float16,
             fused=self.amap.fused,
         )
 

@@ -30,6 +30,7 @@ _OPTIONAL = (
     "beyond",
     "ignore",
     "float32",
+    "float16",
 )
 
 
@@ -126,6 +127,7 @@ def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:
         beyond=_text(table.get("beyond", ""), "beyond"),
         ignore=table.get("ignore", {}),
         float32=frozenset(table.get("float32", [])),
+        float16=_text(table.get("float16", ""), "float16"),
     )
     _check(amap, with_experts="experts" in table)
     return amap

@@ -16,6 +16,8 @@ from typing import IO
 from gguf2st.errors import OutputError, VerifyError
 from gguf2st.shards import UNFINISHED, output_error, sync_folder, write_text
 
+PARTIAL = ".partial"
+"""Suffix of the folder that a conversion works in."""
 PLAN_FILE = "plan.json"
 JOURNAL_FILE = "journal"
 _OWN_FILES = (PLAN_FILE, JOURNAL_FILE)
@@ -43,7 +45,7 @@ class OutputFolder:
         """
         check_target(out, overwrite=overwrite)
         self.out = Path(os.path.realpath(out))
-        self.partial = self.out.with_name(self.out.name + ".partial")
+        self.partial = self.out.with_name(self.out.name + PARTIAL)
         self.finished: frozenset[str] = frozenset()
         self._fingerprint = fingerprint
         self._overwrite = overwrite

@@ -88,6 +88,7 @@ class Plan:
         problems: contradictions between metadata, tensors and map; keys nobody read; types nobody decodes.
         notes: what the reader of the result should know.
         float32: HF tensors pinned to float32.
+        float16: why the model should not be run in float16; empty when it may.
         shards: empty before `lay_out`.
     """
 
@@ -102,6 +103,7 @@ class Plan:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     float32: frozenset[str] = frozenset()
+    float16: str = ""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
 
@@ -142,7 +144,10 @@ def choose(plan: Plan, dtype: str) -> Plan:
         for e in plan.entries
         if all(plan.header.sources[s].qtype in TYPES for s in e.sources)
     )
-    return dataclasses.replace(plan, entries=entries)
+    notes = plan.notes
+    if dtype == "float16" and plan.float16:
+        notes += (f"float16: {plan.float16}; convert with --dtype bfloat16",)
+    return dataclasses.replace(plan, entries=entries, notes=notes)
 
 
 def lay_out(plan: Plan, shard_nbytes: int) -> Plan:

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md (between `<!-- generated: NAME -->` and `<!-- end -->`), or check them."""
+"""Write the generated parts of README.md and docs/, between `<!-- generated: NAME -->` and `<!-- end -->`, or check."""
 
 import re
 import sys
@@ -10,38 +10,50 @@ from gguf2st.tokenizer.files import KINDS
 from gguf2st.tokenizer.pretokenizers import SUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def support() -> str:
-    rows = ["| GGUF architecture | Hugging Face class | arch map |", "|---|---|---|"]
-    for m in all_maps():
-        when = "" if m.when.text == "True" else f" (when `{m.when.text}`)"
-        classes = ", ".join(f"`{c}`" for c in m.constants["architectures"])
-        rows.append(f"| `{m.arch}`{when} | {classes} | [{m.name}.toml](arch_maps/{m.name}.toml) |")
+    maps = all_maps()
+    archs = sorted({m.arch for m in maps})
     types = ", ".join(name for name in TYPES if name in DECODABLE)
-    rows += [
-        "",
-        f"**Tensor types:** {types}.",
-        "",
-        f"**Tokenizers:** `tokenizer.ggml.model` {', '.join(f'`{k}`' for k in KINDS)}; for `gpt2`, "
-        f"`tokenizer.ggml.pre` {', '.join(f'`{n}`' for n in sorted(SUPPORTED))}.",
-    ]
+    return (
+        f"**{len(archs)} GGUF architectures**, as {len(maps)} Hugging Face models "
+        f"([table](docs/architectures.md)): {', '.join(archs)}.\n\n"
+        f"**Tensor types:** {types}.\n\n"
+        f"**Tokenizers:** `tokenizer.ggml.model` {', '.join(KINDS)}; of `gpt2`, {len(SUPPORTED)} pre-tokenizers "
+        f"([list](docs/tokenizers.md)).\n"
+    )
+
+
+def architectures() -> str:
+    rows = ["| GGUF architecture | Hugging Face class | arch map | when |", "|---|---|---|---|"]
+    for m in all_maps():
+        when = "" if m.when.text == "True" else f"`{m.when.text}`"
+        classes = ", ".join(f"`{c}`" for c in m.constants.get("architectures", [])) or "by the file"
+        rows.append(f"| `{m.arch}` | {classes} | [{m.name}](../arch_maps/{m.name}.toml) | {when} |")
     return "\n".join(rows) + "\n"
 
 
-PARTS = {"support": support}
+def pretokenizers() -> str:
+    return f"{', '.join(f'`{n}`' for n in sorted(SUPPORTED))}.\n"
+
+
+PARTS = {"support": support, "architectures": architectures, "pretokenizers": pretokenizers}
 
 
 def main() -> None:
-    text = README.read_text(encoding="utf-8")
-    new = _PART.sub(lambda m: m[1] + PARTS[m[2]]() + m[3], text)
-    if "--check" in sys.argv:
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = _PART.sub(lambda m: m[1] + PARTS[m[2]]() + m[3], text)
         if new != text:
-            sys.exit("README.md is out of date: run `make docs`")
-        return
-    README.write_text(new, encoding="utf-8")
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(new, encoding="utf-8")
+    if stale and "--check" in sys.argv:
+        sys.exit(f"{', '.join(stale)}: out of date, run `make docs`")
 
 
 if __name__ == "__main__":

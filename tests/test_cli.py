@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 import gguf2st
 from gguf2st.cli import cli
-from tests.make_gguf import tiny_llama
+from gguf2st.mapfile import maps_folder
+from tests.make_gguf import tiny_gemma3, tiny_llama
 from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
 
 ESC = "\x1b"
@@ -162,11 +164,16 @@ def test_an_interruption_is_130_and_can_be_resumed(sent: signal.Signals, source:
     done = interrupted(*arguments, once=first, sent=sent)
     assert done.code == 130
     assert done.out == ""
-    assert done.err.splitlines()[-1] == "interrupted: run the same command again to go on"
+    assert done.err.split("\n")[:1] + done.err.strip().splitlines()[-1:] == [
+        f"{tmp_path}/out.partial keeps the finished shards: the same command goes on from there",
+        "interrupted",
+    ]
     assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
     inode = first.stat().st_ino
-    assert run(*arguments).code == 0
+    again = run(*arguments)
+    assert again.code == 0
+    assert re.search(r"note: [12] of 3 shards were finished by an earlier run", again.out)
     assert (tmp_path / "out" / first.name).stat().st_ino == inode
     assert run("verify", tmp_path / "out", "--against", source).code == 0
     assert not (tmp_path / "out.partial").exists()
@@ -381,3 +388,49 @@ def test_terminals_without_unicode(encoding: str, tmp_path: Path) -> None:
     done = run("inspect", source, environment={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
     assert (done.code, done.err) == (0, "")
     assert "\\u6a21\\u578b" in done.out
+
+
+FAILING_JSON: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "gone.gguf", "--json"),
+    "plan": ("plan", "gone.gguf", "--json"),
+    "verify": ("verify", "gone", "--json"),
+    "verify against": ("verify", "gone", "--against", "SRC", "--json"),
+    "convert": ("convert", "gone.gguf", "--json", "-"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING_JSON)
+def test_a_failure_is_json_too(case: str, source: Path, tmp_path: Path) -> None:
+    done = run(*(str(source) if word == "SRC" else word for word in FAILING_JSON[case]), cwd=tmp_path)
+    facts = json.loads(done.out)
+    assert facts["exit_code"] == done.code != 0
+    assert "gone" in facts["error"]
+    assert done.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_unwanted_colours_stay_away(environment: dict[str, str], source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_terminal("check", source)
+    assert "\x1b[" in shown.out
+    program = ["env", *(f"{k}={v}" for k, v in environment.items()), *GGUF2ST]
+    for arguments in (("check", source), ("check", "gone.gguf"), ("convert", "gone.gguf")):
+        assert "\x1b[" not in on_terminal(*arguments, program=program).out
+
+
+def test_suggested_commands_keep_the_options(source: Path, tmp_path: Path) -> None:
+    """Copied and pasted, they must work: a map of the user's own, an odd name."""
+    own = tmp_path / "my map.toml"
+    own.write_text((maps_folder() / "llama.toml").read_text())
+    checked = run("check", source, "--arch-map", own)
+    assert f"gguf2st convert {source} --arch-map '{own}'" in checked.out
+    converted = run("convert", source, "-o", tmp_path / "out", "--arch-map", own)
+    line = next(line for line in converted.out.splitlines() if "compare every value" in line)
+    words = shlex.split(line.partition("gguf2st ")[2])
+    assert run(*words).code == 0
+
+
+def test_float16_is_advised_against_where_it_overflows(tmp_path: Path) -> None:
+    gemma = tiny_gemma3(tmp_path / "g.gguf")
+    noted = run("convert", gemma, "--dtype", "float16", "--dry-run")
+    assert "note: float16: its activations overflow" in noted.out
+    assert "note: float16" not in run("convert", gemma, "--dry-run").out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,10 @@ def command(
     for _, line in [] if as_json else problems:
         click.echo(f"{click.style('problem', fg='red', bold=True)}: {printable(line)}")
     if serving and not as_json:
-        click.echo(f"{click.style('ok', fg='green', bold=True)}: gguf2st convert {printable(src)}")
+        options = [*(("--arch-map", str(arch_map)) if arch_map else ())]
+        options += ("--tokenizer-pre", tokenizer_pre) if tokenizer_pre else ()
+        command_line = printable(shlex.join(["gguf2st", "convert", src, *options]))
+        click.echo(f"{click.style('ok', fg='green', bold=True)}: {command_line}")
         _show(serving)
     sys.exit(code)
 
@@ -63,7 +67,7 @@ def _show(serving: "ServingPreflight") -> None:
         ("weights", human_bytes(serving.weights_nbytes)),
         ("KV cache", f"{cache} for a request of {serving.context_length} tokens ({serving.kv_text})"),
         ("parallel", f"--tensor-parallel-size {parallel}"),
-        ("not so", serving.pitfalls[0]),
+        ("avoid", serving.pitfalls[0]),
     ]
     click.echo(f"serving with vLLM {serving.vllm}:")
     click.echo(table(rows))

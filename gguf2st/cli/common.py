@@ -1,5 +1,6 @@
 """What the commands share: options, how errors are printed, sizes, progress."""
 
+import json
 import os
 import re
 import signal
@@ -53,16 +54,20 @@ def run(command: click.Command, args: list[str] | None) -> Any:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
     try:
-        command.main(args=args, standalone_mode=False, prog_name="gguf2st")
+        command.main(args=args, standalone_mode=False, prog_name="gguf2st", color=_color())
     except click.exceptions.Exit as err:
         sys.exit(err.exit_code)
     except click.ClickException as err:
         err.show()
         sys.exit(err.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo(f"{click.style('interrupted', fg='red', bold=True)}: run the same command again to go on", err=True)
+        _say(click.style("interrupted", fg="red", bold=True))
         sys.exit(INTERRUPTED)
     except Gguf2stError as err:
+        if _wants_json(sys.argv[1:] if args is None else args):
+            # Whoever reads JSON gets it in failure too; the message for people is on stderr as always.
+            facts = {"error": err.message, "problems": err.problems, "hint": err.hint, "exit_code": err.exit_code}
+            click.echo(json.dumps(facts))
         show_error(err)
         sys.exit(err.exit_code)
     except BrokenPipeError:
@@ -74,11 +79,29 @@ def run(command: click.Command, args: list[str] | None) -> Any:
 
 def show_error(err: Gguf2stError) -> None:
     """`error: what`, one line per further problem, and the next step."""
-    click.echo(f"{click.style('error', fg='red', bold=True)}: {printable(err.message)}", err=True)
+    _say(f"{click.style('error', fg='red', bold=True)}: {printable(err.message)}")
     for line in err.problems:
-        click.echo(f"  - {printable(line)}", err=True)
+        _say(f"  - {printable(line)}")
     if err.hint:
-        click.echo(f"{click.style('hint', fg='cyan', bold=True)}: {printable(err.hint)}", err=True)
+        _say(f"{click.style('hint', fg='cyan', bold=True)}: {printable(err.hint)}")
+
+
+def _say(text: str) -> None:
+    """One line on stderr."""
+    click.echo(text, err=True, color=_color())
+
+
+def _color() -> bool | None:
+    """False where colours are unwanted (no-color.org) or the terminal knows none; else click decides."""
+    return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether the result was to be JSON on stdout: `--json`, or `--json -` of convert."""
+    if "--json" not in arguments:
+        return False
+    after = arguments[arguments.index("--json") + 1 :]
+    return arguments[0] != "convert" or after[:1] == ["-"]
 
 
 def printable(text: str) -> str:
@@ -106,15 +129,19 @@ def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.theme import Theme
 
+    console = Console(stderr=True, theme=Theme({"progress.data.speed": "cyan"}))
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
     columns += [DownloadColumn(), TransferSpeedColumn()] if unit_bytes else [TextColumn("{task.percentage:>3.0f}%")]
-    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(label, total=None)
 
     def advance(done: int, total: int) -> None:
         bar.start()  # does nothing once it runs
         bar.update(task, total=total, advance=done)
+        if bar.tasks[task].finished:
+            bar.update(task, description="finishing")
 
     try:
         yield advance

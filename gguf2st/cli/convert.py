@@ -53,8 +53,8 @@ def command(
     """Convert a GGUF model into a Hugging Face checkpoint folder, and check it.
 
     SRC is a GGUF file, any shard of a split, or a folder with one model. Everything that can be known from the header
-    is checked before anything is written, and the folder gets its name only when it is complete. After an interruption
-    the same command goes on where it stopped.
+    is checked before anything is written, and the folder (by default SRC's name + "-safetensors", beside SRC) gets its
+    name only when it is complete. After an interruption the same command goes on with the shards that are missing.
 
     \b
     Examples:
@@ -68,21 +68,29 @@ def command(
 
     if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
         raise click.BadParameter(f"the folder of {json_file} does not exist", param_hint="--json")
-    with progress_bar("converting", show=not quiet) as progress:
-        report = api.convert(
-            src,
-            output,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            device=device,
-            threads=threads,
-            tokenizer_from=tokenizer_from,
-            tokenizer_pre=tokenizer_pre,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            arch_map=arch_map,
-            progress=progress,
-        )
+    try:
+        with progress_bar("converting", show=not quiet) as progress:
+            report = api.convert(
+                src,
+                output,
+                dtype=dtype,
+                max_shard_size=max_shard_size,
+                device=device,
+                threads=threads,
+                tokenizer_from=tokenizer_from,
+                tokenizer_pre=tokenizer_pre,
+                overwrite=overwrite,
+                dry_run=dry_run,
+                arch_map=arch_map,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        kept = api.partial_folder(src, output)
+        if kept is not None:
+            click.echo(
+                f"{printable(str(kept))} keeps the finished shards: the same command goes on from there", err=True
+            )
+        raise
     if json_file == "-":
         click.echo(report.to_json(), nl=False)
     elif json_file:
@@ -107,8 +115,10 @@ def command(
         return
     click.echo("checked: every tensor of the source is used or accounted for, every parameter is filled")
     click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {printable(report.output)}")
-    click.echo(f"  compare every value:  gguf2st verify {_quoted(report.output)} --against {_quoted(report.files[0])}")
-    click.echo(f"  serve it:             vllm serve {_quoted(report.output)}")
+    chosen = f" --arch-map {_quoted(str(arch_map))}" if arch_map else ""
+    output_name, source_name = _quoted(report.output), _quoted(report.files[0])
+    click.echo(f"  compare every value:  gguf2st verify {output_name} --against {source_name}{chosen}")
+    click.echo(f"  serve it:             vllm serve {output_name}")
 
 
 def _quoted(path: str) -> str:

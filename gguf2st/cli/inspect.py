@@ -1,11 +1,12 @@
 """`gguf2st inspect`."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import json_option, printable, source_argument, table
+from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table
 from gguf2st.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ TEMPLATE_LINES = 6
 @click.command("inspect")
 @source_argument
 @json_option
-def command(src: str, as_json: bool) -> None:
+@arch_map_option
+def command(src: str, as_json: bool, arch_map: Path | None) -> None:
     """Show what a GGUF file holds: metadata, types, sizes, and whether it can be converted.
 
     \b
@@ -30,7 +32,7 @@ def command(src: str, as_json: bool) -> None:
     from gguf2st.report import human_bytes, human_count
 
     header = api.open_gguf(src)
-    problems = api.problems(header)
+    problems = api.problems(header, arch_map=arch_map)
     parameters = sum(s.n_elements for s in header.sources.values())
     nbytes = sum(s.nbytes or 0 for s in header.sources.values())
     types: dict[str, list[int]] = {}

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import click
 
-from gguf2st.cli.common import arch_map_option, json_option, progress_bar
+from gguf2st.cli.common import arch_map_option, json_option, progress_bar, show_error
+from gguf2st.errors import VerifyError
 
 
 @click.command("verify")
@@ -58,7 +60,11 @@ def command(
         )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"ok": result.ok}, indent=2))
-    result.require_ok()
+    try:
+        result.require_ok()
+    except VerifyError as err:
+        show_error(err)
+        sys.exit(err.exit_code)  # not raised on: with --json the result has been printed
     if not as_json:
         compared = f", {result.compared:,} values equal to the source" if against else ""
         click.echo(

@@ -140,7 +140,7 @@ def running_proxy(upstream: Upstream, host: str, port: int) -> Iterator[None]:
 
         app = make_app(upstream)
     except ImportError as err:
-        raise ServeError(f"--proxy needs {err.name}", hint="pip install 'gguf2st[proxy]'") from err
+        raise ServeError(f"--proxy needs {err.name}", hint="pip install starlette uvicorn httpx") from err
     config = uvicorn.Config(app, host=host, port=port, log_level="error", access_log=False, timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=_run, args=(server,), daemon=True)

@@ -10,7 +10,9 @@ from gguf2st.verification.checkpoint import Checkpoint
 def compare_model(ckpt: Checkpoint) -> None:
     """Names, shapes and tied weights of transformers' class built on the meta device from config.json."""
     if importlib.util.find_spec("transformers") is None:
-        raise VerifyError("comparing with the model class needs transformers", hint="pip install 'gguf2st[verify]'")
+        raise VerifyError(
+            "comparing with the model class needs transformers", hint="pip install 'transformers>=5.18,<6'"
+        )
     import torch
     import transformers
     from transformers.core_model_loading import revert_weight_conversion

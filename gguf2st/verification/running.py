@@ -90,7 +90,7 @@ def check_running(folder: Path, source: "Header | None" = None) -> Running:
         VerifyError: transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise VerifyError("running the model needs transformers", hint="pip install 'gguf2st[verify]'")
+        raise VerifyError("running the model needs transformers", hint="pip install 'transformers>=5.18,<6'")
     try:
         model, problems = _load(folder)
         ids = _ids(folder, model)

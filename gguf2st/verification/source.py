@@ -13,16 +13,25 @@ from gguf2st.verification.checkpoint import FLOATS, Checkpoint, read_json
 def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
     """Names, shapes and dtypes against what the source gives."""
     expected = {e.name: e for e in plan.entries}
+    theirs, ours = ckpt.config.get("architectures"), plan.config.get("architectures")
+    if theirs and theirs != ours:
+        ckpt.problems.insert(0, f"this is a checkpoint of {_joined(theirs)}, but the source gives {_joined(ours)}")
     if lost := [n for n in expected if n not in ckpt.tensors]:
         ckpt.problems.append(f"tensors that the source has and the checkpoint lacks: {listing(lost)}")
     if extra := [n for n in ckpt.tensors if n not in expected]:
         ckpt.problems.append(f"tensors that nothing in the source gives: {listing(extra)}")
+    wrong: dict[str, list[str]] = {}
     for name, entry in expected.items():
         tensor = ckpt.tensors.get(name)
         if tensor and (tensor.shape != entry.shape or FLOATS.get(tensor.dtype) != entry.dtype):
-            ckpt.problems.append(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
-            )
+            dtype = FLOATS.get(tensor.dtype, tensor.dtype)
+            what = f"{dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
+            wrong.setdefault(what, []).append(name)
+    ckpt.problems += [f"{listing(names)} is {what}" for what, names in wrong.items()]
+
+
+def _joined(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
 
 
 def compare_configs(ckpt: Checkpoint, configs: Mapping[str, Mapping[str, Any]]) -> None:
