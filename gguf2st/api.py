@@ -11,7 +11,7 @@ from typing import Any
 
 from gguf2st import __version__, build, config
 from gguf2st import tokenizer as tokenizers
-from gguf2st.errors import CoverageError, Gguf2stError, SourceError, TokenizerError, UsageError
+from gguf2st.errors import CoverageError, Gguf2stError, OutputError, SourceError, TokenizerError, UsageError
 from gguf2st.header import Header, read_header
 from gguf2st.hub import local_folder
 from gguf2st.output import PARTIAL, OutputFolder, check_target
@@ -112,6 +112,8 @@ def convert(
         raise UsageError(f"device {device!r} is unknown; there are {', '.join(DEVICES)}")
     files = find_files(src)
     folder = Path(out) if out is not None else default_output(files)
+    _require_apart(files, folder)
+    identity = _identity(files)
     plan = make_plan(read_header(files), dtype=dtype, max_shard_size=max_shard_size, arch_map=arch_map)
     plan.require_complete()
     if tokenizer_from is not None and tokenizer_pre is not None:
@@ -135,7 +137,7 @@ def convert(
 
     device, device_notes = choose(device)
     decode = decoder(device)
-    fingerprint = json.dumps([__version__, to_json(plan), configs, _times(files), str(tokenizer_from), tokenizer_pre])
+    fingerprint = json.dumps([__version__, to_json(plan), configs, identity, str(tokenizer_from), tokenizer_pre])
     total = sum(s.nbytes for s in plan.shards)
     with OutputFolder(folder, fingerprint, overwrite=overwrite) as output, ThreadPoolExecutor(1) as background:
         if output.finished:
@@ -157,6 +159,7 @@ def convert(
         texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in configs.items()}
         for name, text in texts.items():
             write_text(output.partial / name, text)
+        _require_unchanged(files, identity)
         checked = verify_folder(output.partial, plan=plan, configs=configs, values=False)
         checked.require_ok()
         output.finish()
@@ -272,12 +275,35 @@ def default_threads() -> int:
     return min(cores, 8)
 
 
-def _times(files: Sequence[Path]) -> list[int]:
-    """When each file was last written: with another content it is another source, whatever its header says."""
+def _identity(files: Sequence[Path]) -> list[tuple[int, ...]]:
+    """What tells whether a file is still the same: which one, how large, and when it was last changed in any way.
+
+    The time of writing alone is not enough: copies may keep it.
+    """
     try:
-        return [file.stat().st_mtime_ns for file in files]
+        found = [file.stat() for file in files]
     except OSError as err:
         raise SourceError(f"{err.filename}: {err.strerror}") from err
+    return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found]
+
+
+def _require_unchanged(files: Sequence[Path], identity: list[tuple[int, ...]]) -> None:
+    """Raise SourceError when a file was written to since `identity` was taken: what was read may be a mixture."""
+    for file, before, now in zip(files, identity, _identity(files), strict=True):
+        if before != now:
+            raise SourceError(
+                f"{file} changed while it was read", hint="run the command again once nothing else writes to it"
+            )
+
+
+def _require_apart(files: Sequence[Path], folder: Path) -> None:
+    """Raise OutputError when the output folder, or the one it is made in, holds a file of the source."""
+    target = folder.resolve()
+    for file in files:
+        for taken in (target, Path(f"{target}{PARTIAL}")):
+            # Into "/" or the current folder nothing is written anyway: `check_target` says so.
+            if target != Path.cwd() and target.name and taken in file.resolve().parents:
+                raise OutputError(f"the output {folder} holds the source {file}", hint="choose another folder with -o")
 
 
 def _configs(plan: Plan, dtype: str) -> dict[str, dict[str, Any]]:

@@ -97,6 +97,7 @@ class _Builder:
         self._check_keys()
         config = self._config()
         self._require()
+        self._check_type()
         entries = tuple(self._entries())
         failed = bool(self.problems or self.lost_tensors)
         dropped = self._dropped()
@@ -116,6 +117,7 @@ class _Builder:
             *self._unread_keys(failed),
             *self._undecodable(),
             *([] if failed or self.missing or self.misshapen else self._partly_used(entries)),
+            *([] if failed or self.missing or self.misshapen else self._uneven_heads(config)),
         ]
         assumed = [f"{key} = {value!r} is assumed: {why}" for key, (value, why) in self.amap.assumed.items()]
         return Plan(
@@ -158,6 +160,19 @@ class _Builder:
         for message, expression in self.amap.require.items():
             if not self._value(expression):
                 self._problem(f"{message}{self._values(self.amap.use(expression).keys)}")
+
+    def _check_type(self) -> None:
+        kind = self.header.metadata.get("general.type", "model")
+        if kind != "model":
+            self._problem(f"general.type is {brief(kind)}: this is not a model by itself")
+
+    @staticmethod
+    def _uneven_heads(config: dict[str, Any]) -> list[str]:
+        """Whether heads cannot share their keys, which no shape shows and no model can run."""
+        heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+        if type(heads) is int and type(kv_heads) is int and kv_heads > 0 and heads % kv_heads:
+            return [f"{heads} attention heads cannot share {kv_heads} key-value heads evenly"]
+        return []
 
     def _entries(self) -> Iterator[Entry]:
         seen: set[str] = set()
@@ -249,7 +264,7 @@ class _Builder:
         try:
             for op, *arguments in ops:
                 shapes = [OPS[op].result(shapes, *arguments)]
-        except ValueError as err:
+        except (ValueError, IndexError) as err:
             self._misshapen(joined, f"{found}: {err}", *(x for _, x in way.steps))
             return None
         (shape,) = shapes
@@ -272,7 +287,7 @@ class _Builder:
         """Why a tensor of a layer past the map's last one is left behind; "" when the map has no reason."""
         kind, _, rest = name.partition(".")
         number = rest.partition(".")[0]
-        if not self.amap.beyond or kind != "blk" or not number.isdecimal():
+        if not self.amap.beyond or kind != "blk" or not number.isdecimal() or len(number) > 9:
             return ""
         layers, n_blocks = self._value(self.amap.layers), self.scope.at().get("block_count")
         if layers is _FAILED or type(n_blocks) is not int or not layers <= int(number) < n_blocks:

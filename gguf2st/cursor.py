@@ -7,6 +7,8 @@ from gguf2st.errors import HeaderError
 
 FIRST_CHUNK_NBYTES = 1 << 20
 MAX_CHUNK_NBYTES = 8 << 20
+MAX_HEADER_NBYTES = 1 << 30
+"""Fifty times the longest header known (vocabularies of 260,000 tokens); a flipped bit must not read a whole model."""
 
 
 class Cursor:
@@ -41,6 +43,8 @@ class Cursor:
         if have >= nbytes:
             return
         left = self.size - self.offset
+        if self.offset + nbytes > MAX_HEADER_NBYTES and nbytes <= left:
+            self.fail(f"{self.where} reaches past {MAX_HEADER_NBYTES} bytes: no header is so long")
         if nbytes > left:
             self.fail(f"{self.where} needs {nbytes} bytes at byte {self.offset}, but the file ends after {left} more")
         pieces = [self.buffer[self.pos :]]

@@ -20,6 +20,8 @@ PARTIAL = ".partial"
 """Suffix of the folder that a conversion works in."""
 PLAN_FILE = "plan.json"
 JOURNAL_FILE = "journal"
+_NEVER_REPLACED = (".gguf", ".bin", ".pth", ".pt", ".md", ".txt", ".py", ".onnx")
+"""Suffixes of files that people keep beside a checkpoint."""
 _OWN_FILES = (PLAN_FILE, JOURNAL_FILE)
 
 
@@ -57,8 +59,10 @@ class OutputFolder:
         Raises:
             OutputError: not writable, holds files of somebody else, or another conversion is at work in it.
         """
-        created = not self.partial.exists()
+        created = False
         try:
+            created = not self.partial.exists()
+            self._require_own()
             self._journal = self._open_journal()
             if (self.partial / PLAN_FILE).is_file() and self._is_same_plan():
                 self.finished = frozenset(name for name in self._marked() if (self.partial / name).is_file())
@@ -112,6 +116,18 @@ class OutputFolder:
         """
         failed = kind is not None and (not self.finished or issubclass(kind, VerifyError))
         self._close_journal(remove=failed)
+
+    def _require_own(self) -> None:
+        """Raise OutputError when the partial folder is there but was not made by a conversion: it will be emptied."""
+        if self.partial.is_symlink():
+            raise OutputError(f"{self.partial} is a link", hint="remove it, or choose another folder with -o")
+        if self.partial.is_dir() and not any((self.partial / name).exists() for name in _OWN_FILES):
+            others = [p.name for p in self.partial.iterdir() if p.suffix != UNFINISHED]
+            if others:
+                raise OutputError(
+                    f"{self.partial} holds {others[0]!r}, but no plan of a conversion: it is somebody else's folder",
+                    hint="move it away, or choose another folder with -o",
+                )
 
     def _open_journal(self) -> IO[str]:
         """The journal, open and locked."""
@@ -210,6 +226,12 @@ def _check_existing(out: Path, overwrite: bool) -> None:
         raise OutputError(
             f"{out} is not a checkpoint (it has no config.json), so --overwrite leaves it alone",
             hint="remove it yourself, or choose another folder with -o",
+        )
+    foreign = [p.name for p in out.iterdir() if p.suffix.lower() in _NEVER_REPLACED or p.name == ".git"]
+    if foreign:
+        raise OutputError(
+            f"{out} holds {foreign[0]!r}, which no conversion writes, so --overwrite leaves it alone",
+            hint="move it away, or choose another folder with -o",
         )
 
 

@@ -151,8 +151,8 @@ def bench_kernels() -> str:
         except (KeyError, NotImplementedError, ValueError, TypeError):
             python = 0.0
         try:
-            ggml.dequantize(qtype, small[:1])
-            c = _rate(lambda q=qtype, b=small: ggml.dequantize(q, b)) / share
+            ggml.expected(qtype, kind.id, small[:1])
+            c = _rate(lambda q=qtype, i=kind.id, b=small: ggml.expected(q, i, b)) / share
         except (KeyError, ValueError, NotImplementedError):
             c = 0.0
         lines.append(

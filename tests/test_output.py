@@ -172,10 +172,21 @@ def test_foreign_files_stop_a_conversion(name: str, source: Path, tmp_path: Path
     foreign = tmp_path / "out.partial" / name
     foreign.parent.mkdir(parents=True)
     foreign.write_text("mine")
-    with pytest.raises(OutputError, match=r"out\.partial holds files that no conversion writes"):
+    with pytest.raises(OutputError, match=r"out\.partial holds '"):
         convert(source, tmp_path / "out")
     assert foreign.read_text() == "mine"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "holiday.jpg", "data/table.csv"])
+def test_foreign_files_in_a_folder_of_ours_stop_a_conversion(name: str, source: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "out.partial" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    (tmp_path / "out.partial/journal").touch()
+    with pytest.raises(OutputError, match=r"out\.partial holds files that no conversion writes"):
+        convert(source, tmp_path / "out")
+    assert foreign.read_text() == "mine"
 
 
 def test_a_partial_file_is_not_a_folder(source: Path, tmp_path: Path) -> None:
@@ -189,6 +200,7 @@ def test_links_in_the_partial_folder_are_not_followed(source: Path, tmp_path: Pa
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/x.json").write_text("mine")
     (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/journal").touch()
     (tmp_path / "out.partial/link").symlink_to(tmp_path / "elsewhere")
     convert(source, tmp_path / "out")
     assert (tmp_path / "elsewhere/x.json").read_text() == "mine"
@@ -222,7 +234,7 @@ def test_overwriting_replaces_a_checkpoint(source: Path, tmp_path: Path) -> None
     convert(source, tmp_path / "straight", dtype="float16")
     convert(source, tmp_path / "out")
     (tmp_path / "out.replaced").mkdir()  # somebody else's
-    (tmp_path / "out/extra.txt").write_text("of the old one")
+    (tmp_path / "out/extra.json").write_text("of the old one")
     convert(source, tmp_path / "out", dtype="float16", overwrite=True)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "straight")
     assert sorted(os.listdir(tmp_path)) == ["m.gguf", "out", "out.replaced", "straight"]

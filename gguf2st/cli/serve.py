@@ -76,13 +76,14 @@ def command(
         with _live_line(show=not as_json) as update:
             try:
                 for event in chain([first], events):
+                    # Before it is shown: who reads "ready" may send a signal at once.
+                    serving = serving or (event.kind == "ready" and not smoke)
                     if event.kind == "tick":
                         update(f"[{event.elapsed_s:6.1f} s] {event.text}")
                     elif as_json:
                         click.echo(json.dumps(_row(event)))
                     else:
                         _show(event)
-                    serving = serving or (event.kind == "ready" and not smoke)
             except KeyboardInterrupt:
                 if not serving:
                     raise

@@ -1,7 +1,7 @@
 """What config.json and generation_config.json have for every architecture: dtype, token ids, sampling."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,18 +24,24 @@ def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> d
 
     llama.cpp stores recommendations as general.sampling.*; names below are transformers'.
     """
+    if metadata.get("general.sampling.temp") == 0:  # llama.cpp's way to say greedy
+        return token_ids(tokens) | {"do_sample": False}
     sampling = {
         ours: value
-        for theirs, ours in (
-            ("temp", "temperature"),
-            ("top_k", "top_k"),
-            ("top_p", "top_p"),
-            ("min_p", "min_p"),
-            ("penalty_repeat", "repetition_penalty"),
-        )
-        if _is_number(value := metadata.get(f"general.sampling.{theirs}"))
+        for theirs, ours, fits in _SAMPLING
+        if _is_number(value := metadata.get(f"general.sampling.{theirs}")) and fits(value)
     }
     return token_ids(tokens) | ({"do_sample": True} | sampling if sampling else {})
+
+
+_SAMPLING: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("temp", "temperature", lambda v: v > 0),
+    ("top_k", "top_k", lambda v: type(v) is int and v > 0),
+    ("top_p", "top_p", lambda v: 0 < v <= 1),
+    ("min_p", "min_p", lambda v: 0 <= v <= 1),
+    ("penalty_repeat", "repetition_penalty", lambda v: v > 0),
+)
+"""llama.cpp's name, transformers' name, and the values that transformers takes; others are left out."""
 
 
 def _is_number(value: Any) -> bool:

@@ -68,6 +68,7 @@ def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
             hint="pass the folder or repository that the GGUF was converted from to --tokenizer-from",
             problems=differences[:SHOWN],
         )
+    _require_loadable(path)
     found = [folder / name for name in TOKENIZER_FILES] + sorted((folder / TEMPLATE_DIR).glob("*.jinja"))
     files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found if file.is_file()}
     notes = [f"tokenizer files taken from {folder}: its {len(files)} files, vocabulary compared"]
@@ -78,6 +79,16 @@ def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
             files[template_path(name)] = template.encode()
             notes.append(f"{template_path(name)} is the GGUF's: the folder has no chat template")
     return TokenizerFiles(files, tuple(notes))
+
+
+def _require_loadable(path: Path) -> None:
+    """Raise TokenizerError unless the library that will read a tokenizer.json can."""
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{path} cannot be loaded: {error}", hint=COPY_HINT) from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -65,9 +65,12 @@ def refused(template: str) -> list[str]:
         tree = environment.parse(template)
     except TemplateError as error:
         return [f"it does not parse: {error.message} (line {getattr(error, 'lineno', '?')})"]
+    except (RecursionError, ValueError, MemoryError):
+        return ["it is nested too deeply, or has a number too long, to parse"]
+    try:
+        return list(dict.fromkeys(_refused(tree, environment)))
     except RecursionError:
-        return ["it is nested too deeply to parse"]
-    return list(dict.fromkeys(_refused(tree, environment)))
+        return ["it is nested too deeply to look through"]
 
 
 def _refused(tree: "nodes.Template", environment: "Environment") -> Iterator[str]:

@@ -4,6 +4,7 @@ llama.cpp (b11434, src/llama-vocab.cpp, `llama_vocab::impl::load`) is what the c
 `[EMPTY_<id>]`, and it refuses a vocabulary with the same token twice.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -87,8 +88,14 @@ def read_numbers(metadata: Metadata, key: str, n_tokens: int) -> Sequence[float]
     values = metadata.get(PREFIX + key)
     if values is None:
         raise TokenizerError(f"the file has no {PREFIX}{key}", hint=COPY_HINT)
-    if isinstance(values, str) or not isinstance(values, Sequence) or isinstance(values[:1], str):
+    # Arrays of numbers are read as `array`; lists hold texts, bools or arrays, except in hand-made metadata.
+    numbers = isinstance(values, array) or (
+        isinstance(values, list | tuple) and all(type(v) in (int, float) for v in values)
+    )
+    if not numbers or not isinstance(values, Sequence):
         raise TokenizerError(f"{PREFIX}{key} is not an array of numbers", hint=COPY_HINT)
+    if key == "token_type" and not all(v == v // 1 and 0 <= v < 256 for v in set(values)):
+        raise TokenizerError(f"{PREFIX}{key} has values that are no token types", hint=COPY_HINT)
     if len(values) != n_tokens:
         raise TokenizerError(f"{PREFIX}{key} has {len(values)} entries for {n_tokens} tokens", hint=COPY_HINT)
     return values

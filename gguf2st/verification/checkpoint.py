@@ -32,12 +32,15 @@ class Checkpoint:
 
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     """A JSON object; {} and a problem when there is none."""
+    if path.is_fifo() or path.is_socket():
+        problems.append(f"{path.name} is no regular file")
+        return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         problems.append(f"there is no {path.name}")
         return {}
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         problems.append(f"{path.name} cannot be read: {err}")
         return {}
     if not isinstance(value, dict):

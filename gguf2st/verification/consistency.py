@@ -24,6 +24,9 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 HEADS = (".lm_head.weight", ".head.weight", ".embed_out.weight", ".output.weight")
 """What the projection to the vocabulary is called."""
 
+MAX_INDEX = 1_000_000
+"""No model has so many layers or experts; a guard against counting up to an absurd number."""
+
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 Members: TypeAlias = Mapping[int, Mapping[str, frozenset[tuple[str, tuple[int, ...]]]]]
@@ -114,7 +117,9 @@ def _kinds(config: Mapping[str, Any], members: Members) -> dict[int, Hashable]:
 
 
 def _gaps(name: str, members: Members) -> Iterator[str]:
-    if gaps := sorted(set(range(max(members) + 1)) - members.keys()):
+    if max(members) > MAX_INDEX:
+        yield f"{name}.{max(members)} has a number that no model has"
+    elif gaps := sorted(set(range(max(members) + 1)) - members.keys()):
         yield f"no tensors at all for {listing(f'{name}.{i}' for i in gaps)}"
 
 

@@ -50,6 +50,8 @@ def compare_configs(ckpt: Checkpoint, configs: Mapping[str, Mapping[str, Any]]) 
 
 def compare_vocabulary(ckpt: Checkpoint, plan: Plan) -> None:
     """tokenizer.json against the tokens of the GGUF, id by id."""
+    if (ckpt.folder / "tokenizer.json").is_fifo():
+        return  # said already
     try:
         copy_tokenizer(ckpt.folder, plan.header.metadata)
     except TokenizerError as err:

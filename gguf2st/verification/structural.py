@@ -20,7 +20,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     ckpt.config = read_json(folder / "config.json", ckpt.problems)
     if not ckpt.config and not ckpt.problems:
         ckpt.problems.append("config.json says nothing")
-    files = sorted(folder.glob("*.safetensors"))
+    ckpt.problems += [f"{p.name} is no regular file" for p in sorted(folder.glob("*")) if p.is_fifo() or p.is_socket()]
+    files = [p for p in sorted(folder.glob("*.safetensors")) if not (p.is_fifo() or p.is_socket())]
     listed = _index(ckpt, files)
     for path in files:
         for name, tensor in _shard_tensors(path, ckpt.problems):
@@ -35,6 +36,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if extra := ckpt.tensors.keys() - listed.keys():
             ckpt.problems.append(f"tensors that {INDEX_FILE} does not list: {listing(sorted(extra))}")
     ckpt.problems += _stray(folder, files)
+    if not ckpt.tensors and not ckpt.problems:
+        ckpt.problems.append("there are no tensors")
     if ckpt.tensors and ckpt.config:
         ckpt.problems += consistency(ckpt)
     ckpt.problems += _small_files(folder)
