@@ -233,3 +233,19 @@ def test_a_report_never_takes_the_place_of_a_model(source: Path) -> None:
 
 def test_escapes_of_a_terminal_are_shown_not_obeyed() -> None:
     assert printable("a\x1b[31mb\x07") == "a\\x1b[31mb\\x07"
+
+
+def test_a_vocabulary_whose_merges_would_fill_the_disk() -> None:
+    from gguf2st.tokenizer import check_tokenizer
+
+    letters = ["a" * n for n in range(1, 1025)]
+    tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *letters]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": array("f", range(len(tokens))),
+        "tokenizer.ggml.token_type": array("i", [2, *[6] * 256, *[1] * len(letters)]),
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    with pytest.raises(TokenizerError, match="no real one comes near"):
+        check_tokenizer(metadata)

@@ -18,27 +18,13 @@ from gguf2st.config import mla
 from gguf2st.errors import MapError
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
-from tests.make_gguf import write_gguf
-from tests.oracle.tiny import oracle_gguf, original
+from tests.oracle.rewrite import rewritten
+from tests.oracle.tiny import original
 
 pytestmark = pytest.mark.oracle
 
 Array = npt.NDArray[Any]
 Edit = Callable[[dict[str, Any], dict[str, Any]], None]
-
-
-def rewritten(case: str, target: Path, edit: Edit) -> Path:
-    """The GGUF of `case` once `edit(metadata, tensors)` has changed it; values in torch order."""
-    reader: Any = gguf.GGUFReader(oracle_gguf(case))
-    metadata: dict[str, Any] = {}
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            value = field.contents()
-            exact = len(field.types) == 1 and not isinstance(value, str | bool)
-            metadata[name] = np.dtype(field.parts[field.data[0]].dtype).type(value) if exact else value
-    tensors = {t.name: np.array(t.data).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
-    edit(metadata, tensors)
-    return write_gguf(target, metadata, tensors, reader.fields["general.architecture"].contents())
 
 
 def converted(path: Path, folder: Path) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,10 +18,10 @@ import gguf2st
 from gguf2st.build import build
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
-from tests.make_gguf import write_gguf
 from tests.oracle.case import Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
-from tests.oracle.tiny import _run_converter, oracle_gguf, original, prepare, write_checkpoint
+from tests.oracle.rewrite import rewritten
+from tests.oracle.tiny import _run_converter, original, prepare, write_checkpoint
 
 transformers: Any = transformers_module  # its constructors carry no types
 pytestmark = pytest.mark.oracle
@@ -39,21 +38,6 @@ def prepared() -> None:
     """All checkpoints at once: the start of the converter costs more than the conversions."""
     others = ("stablelm_parallel", "olmoe", "gemma2_odd", "minicpm", "gemma_embedding")
     assert not prepare(sorted({*others, *SHARED, *(case for case, _, _ in BAD.values())}))
-
-
-def rewritten(case: str, target: Path, edit: Edit) -> Path:
-    """The GGUF of `case` once `edit(metadata, tensors)` has changed it; shapes in torch order."""
-    reader: Any = gguf.GGUFReader(oracle_gguf(case))
-    arch = reader.fields["general.architecture"].contents()
-    metadata: Metadata = {}
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            value = field.contents()
-            exact = len(field.types) == 1 and not isinstance(value, str | bool)
-            metadata[name] = np.dtype(field.parts[field.data[0]].dtype).type(value) if exact else value
-    tensors = {t.name: np.array(t.data).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
-    edit(metadata, tensors)
-    return write_gguf(target, metadata, tensors, arch)
 
 
 def converted(path: Path, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

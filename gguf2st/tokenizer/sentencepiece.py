@@ -34,6 +34,8 @@ DECODERS: tuple[Json, ...] = (
     {"type": "ByteFallback"},
     {"type": "Fuse"},
 )
+MAX_MERGE_CHARACTERS = 300_000_000
+"""Every split of every token may be a merge. Gemma 3's 262,144 tokens could have 9.4 million characters of them."""
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -54,6 +56,13 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
         )
     check_bytes(vocabulary)
     _check_characters(vocabulary)
+    most = sum((len(token) - 1) * len(token) for token in vocabulary.tokens)
+    if most > MAX_MERGE_CHARACTERS:
+        raise TokenizerError(
+            f"the vocabulary's long tokens could have merges of {most:,} characters in all; no real one comes near "
+            f"{MAX_MERGE_CHARACTERS:,}",
+            hint=COPY_HINT,
+        )
     return []
 
 
