@@ -63,7 +63,7 @@ def load_map(path: Path) -> ArchMap:
 
 def all_maps(folder: Path | None = None) -> list[ArchMap]:
     """Every map of the folder, sorted by name."""
-    return [load_map(p) for p in sorted((folder or maps_folder()).glob("*.toml"))]
+    return [load_map(p) for p in sorted((folder or maps_folder()).glob("*.toml"), key=lambda p: p.stem)]
 
 
 def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | None = None) -> ArchMap:
