@@ -281,13 +281,15 @@ def test_copying_works_for_kinds_that_cannot_be_rebuilt(tmp_path: Path) -> None:
 
 
 def test_copying_undoes_what_the_converter_does_to_word_pieces_and_spaces(tmp_path: Path) -> None:
-    pieces = {"model": {"type": "WordPiece", "vocab": {"[CLS]": 0, "a": 1, "##b": 2}}}
+    vocab = {"[CLS]": 0, "a": 1, "##b": 2}
+    options = {"unk_token": "[CLS]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    pieces = {"version": "1.0", "added_tokens": [], "model": {"type": "WordPiece", "vocab": vocab, **options}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(pieces))
     metadata = make_metadata("bert", ["[CLS]", "▁a", "b"], (), {}) | {
         "tokenizer.ggml.token_type": array("i", [3, 1, 1])
     }
     assert copy_tokenizer(tmp_path, metadata).files
-    spaces = {"model": {"type": "BPE", "vocab": {"a": 0, "▁▁": 1}, "merges": []}}
+    spaces = {"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0, "▁▁": 1}, "merges": []}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spaces))
     assert copy_tokenizer(tmp_path, make_metadata("llama", ["a", "  "], (("  ", 4),), {})).files
 

@@ -65,8 +65,10 @@ def refused(template: str) -> list[str]:
         tree = environment.parse(template)
     except TemplateError as error:
         return [f"it does not parse: {error.message} (line {getattr(error, 'lineno', '?')})"]
-    except (RecursionError, ValueError, MemoryError):
-        return ["it is nested too deeply, or has a number too long, to parse"]
+    except RecursionError:
+        return ["it is nested too deeply to parse"]
+    except ValueError as error:  # a number of thousands of digits
+        return [f"it does not parse: {error}"]
     try:
         return list(dict.fromkeys(_refused(tree, environment)))
     except RecursionError:
