@@ -221,11 +221,14 @@ def test_a_length_that_would_read_a_whole_model() -> None:
         parse_header(_Sparse(), "big.gguf")  # type: ignore[arg-type]
 
 
-def test_a_report_never_takes_the_place_of_a_model(source: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny.gguf", "sha256-0123"])
+def test_a_report_never_takes_the_place_of_the_source(name: str, source: Path) -> None:
+    """Whatever the source is called: blobs of other programs have no suffix."""
     from click.testing import CliRunner
 
     from gguf2st.cli import cli
 
+    source = source.rename(source.with_name(name))
     result = CliRunner().invoke(cli, ["convert", str(source), "--dry-run", "--json", str(source)])
     assert result.exit_code == 2
     assert api.open_gguf(source).sources

@@ -21,7 +21,7 @@ from torch import Tensor
 import gguf2st
 from gguf2st.build import read_small
 from gguf2st.header import read_header
-from gguf2st.mapfile import select_map
+from gguf2st.mapfile import all_maps, select_map
 from gguf2st.scope import MapScope
 from tests.oracle.cases import CASES, Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
@@ -191,3 +191,14 @@ def test_maps_declare_every_key_they_read(name: str) -> None:
     read = {key.removeprefix(f"{header.arch}.") for key in scope.read_keys}
     declared = amap.keys
     assert [k for k in read if not any(k == d or (d.endswith(".") and k.startswith(d)) for d in declared)] == []
+
+
+@pytest.mark.usefixtures("prepared")
+def test_every_map_has_a_case() -> None:
+    """All but InternLM2's, whose class transformers lacks: tests/test_variants_gemma_phi_cohere.py proves that map."""
+    used = set()
+    for name in CASES:
+        header = read_header([oracle_gguf(name)])
+        read = read_small(header)
+        used.add(select_map(header.arch, lambda m, h=header, r=read: bool(MapScope(h, m, r).evaluate(m.when))).name)
+    assert {m.name for m in all_maps()} - used == {"internlm2"}

@@ -65,9 +65,10 @@ def command(
     from gguf2st import api
     from gguf2st.report import human_bytes, human_count
     from gguf2st.shards import output_error
+    from gguf2st.source import find_files
 
-    if json_file not in (None, "-") and Path(str(json_file)).suffix.lower() == ".gguf":
-        raise click.BadParameter("a report must not take the name of a model", param_hint="--json")
+    if json_file not in (None, "-") and Path(str(json_file)).resolve() in {f.resolve() for f in find_files(src)}:
+        raise click.BadParameter("the report would overwrite the source", param_hint="--json")
     if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
         raise click.BadParameter(f"the folder of {json_file} does not exist", param_hint="--json")
     try:

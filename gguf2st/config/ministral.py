@@ -16,8 +16,8 @@ def ministral3_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     """Ministral 3: yarn, and queries times 1 + beta * log(1 + position // original context).
 
     llama.cpp takes mscale as 1, so that only mscale_all_dim is in the file. Where it is 1 too, yarn leaves the size of
-    queries and keys alone: transformers sees that in the two numbers, vLLM in apply_yarn_scaling. transformers reads
-    beta as llama_4_scaling_beta, vLLM in llama_4_scaling.
+    queries and keys alone: transformers sees that in the two numbers; apply_yarn_scaling is for vLLM (not tried
+    there). transformers reads beta as llama_4_scaling_beta; llama_4_scaling is for vLLM.
 
     Raises:
         MapError: no yarn, or mscale_all_dim is neither 0 nor 1.

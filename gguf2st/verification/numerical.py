@@ -97,7 +97,6 @@ def _runs(n_rows: int, step: int, sample: float, name: str) -> Iterator[tuple[in
 
 def _dequantize(plan: Plan, name: str, rows: Any) -> Any:
     """float32 rows of a source by gguf-py: an implementation we did not write."""
-
     source = plan.header.sources[name]
     kind = TYPES[source.qtype]
     raw = np.memmap(plan.header.files[source.file], np.uint8, "r", source.offset, (source.nbytes or 0,))
@@ -105,9 +104,12 @@ def _dequantize(plan: Plan, name: str, rows: Any) -> Any:
     if plan.header.byteorder == "big":
         packed = to_native(source.qtype, packed.reshape(-1, kind.nbytes)).reshape(packed.shape)
     packed = np.ascontiguousarray(packed)
+    their_type = gguf.GGMLQuantizationType.__members__.get(source.qtype)
+    if their_type is None:
+        return _by_reference(source.qtype, packed)
     try:
-        return gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[source.qtype])
-    except (NotImplementedError, KeyError):
+        return gguf.quants.dequantize(packed, their_type)
+    except NotImplementedError:
         return _by_reference(source.qtype, packed)
 
 
