@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gguf2st.api import convert, make_plan, open_gguf, verify
+    from gguf2st.api import convert, make_plan, open_gguf, push, verify
     from gguf2st.errors import Gguf2stError
+    from gguf2st.hub.push import PushOptions
 
-__all__ = ["Gguf2stError", "__version__", "convert", "make_plan", "open_gguf", "verify"]
+__all__ = ["Gguf2stError", "PushOptions", "__version__", "convert", "make_plan", "open_gguf", "push", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,9 +39,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to derive a tensor: `sources | steps -> shape`, all still templates over {i} and {e}."""
+    """One way to derive a tensor: `sources | steps -> shape`, all still templates over {i} and {e}.
+
+    Attributes:
+        source_shapes: what the equation states of each source, None where the steps and `shape` leave one shape only.
+    """
 
     sources: tuple[str, ...]
+    source_shapes: tuple[Expression | None, ...]
     steps: tuple[tuple[str, Expression], ...]
     shape: Expression
 
@@ -69,8 +74,9 @@ class Equation:
         return "{e}" in self.name
 
     def expressions(self) -> Iterator[Expression]:
-        """Of each way, the arguments of its ops, then its shape."""
+        """Of each way, the shapes of its sources, the arguments of its ops, then its shape."""
         for way in self.ways:
+            yield from (stated for stated in way.source_shapes if stated)
             yield from (arguments for _, arguments in way.steps)
             yield way.shape
 

@@ -4,41 +4,29 @@ Nothing is raised for what a file lacks or has too much of: problems are collect
 them all. The only tensors whose values are read are the few hundred bytes of rope factors that become configuration.
 """
 
-import sys
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gguf2st import mapfile
 from gguf2st.archmap import ArchMap, Equation, Way, match_template
-from gguf2st.errors import Gguf2stError, MapError
+from gguf2st.config import embedding_files, nested
+from gguf2st.errors import Gguf2stError, MapError, short
 from gguf2st.expr import Expression
-from gguf2st.fold import listing
+from gguf2st.fold import few, listing
 from gguf2st.header import Header, Source
 from gguf2st.keys import KEYS, MAX_INDEX, brief, checked
-from gguf2st.ops import OPS
+from gguf2st.ops import OPS, same_shape
 from gguf2st.plan import Entry, Plan
 from gguf2st.quants.layout import DECODABLE
-from gguf2st.scope import MapScope, NoTensorError
+from gguf2st.scales import with_scales
+from gguf2st.scope import MapScope, NoTensorError, read_small
 
-MAX_INSTANCES = 300_000
-"""Most layers times experts: ten times what any model has, and a guard against loops over an absurd number."""
-
-
-def read_small(header: Header) -> Callable[[Source], list[float]]:
-    """A reader of small float32 tensors from the files on disk."""
-
-    def read(source: Source) -> list[float]:
-        with open(header.files[source.file], "rb") as f:
-            f.seek(source.offset)
-            values = array("f", f.read(source.nbytes or 0))
-        if header.byteorder != sys.byteorder:
-            values.byteswap()
-        return values.tolist()
-
-    return read
+MAX_INSTANCES_PER_TENSOR = 1_000
+"""Most layers times experts for each tensor of the file: models have 20. A small file costs little whatever it says."""
+MAX_BARE_LAYERS = 500
+"""Most layers of a file that has fewer tensors than layers, which is damaged anyhow."""
 
 
 def build(
@@ -52,7 +40,7 @@ def build(
     Args:
         header: of all files of the model.
         arch_map: a map to use instead of choosing one.
-        read: values of a small float32 tensor; from the files on disk by default.
+        read: values of a small float32 tensor; from the files themselves by default.
 
     Raises:
         MapError: no map fits the file, or the given one is for another architecture.
@@ -64,7 +52,7 @@ def build(
         amap = mapfile.load_map(arch_map)
         if amap.arch != header.arch:
             raise MapError(f"{arch_map} is for architecture {amap.arch!r}; {header.files[0]} is {header.arch!r}")
-    return _Builder(amap, header, MapScope(header, amap, read)).plan()
+    return with_scales(_Builder(amap, header, MapScope(header, amap, read)).plan(), read)
 
 
 @dataclass
@@ -96,6 +84,7 @@ class _Builder:
         """Everything, in one go."""
         self._check_keys()
         config = self._config()
+        files = self._files()
         self._require()
         self._check_type()
         entries = tuple(self._entries())
@@ -130,10 +119,11 @@ class _Builder:
             unmapped=unmapped,
             missing=self.missing,
             problems=tuple(problems),
-            notes=tuple(self.scope.notes + assumed),
+            notes=tuple(map(short, self.scope.notes + assumed)),
             float32=self.amap.float32,
             float16=self.amap.float16,
             fused=self.amap.fused,
+            files=files,
         )
 
     def _check_keys(self) -> None:
@@ -152,9 +142,18 @@ class _Builder:
         config: dict[str, Any] = dict(self.amap.constants) | {k: value for k, (value, _) in self.amap.assumed.items()}
         for key, expression in self.amap.config.items():
             value = self._value(expression)
-            if value is not _FAILED:
+            if key.startswith("*") and value is not _FAILED and not isinstance(value, dict):
+                self._problem(f"[config] {key} is to give keys and values; {expression.text} is {brief(value)}")
+            elif value is not _FAILED:
                 config |= value if key.startswith("*") else {key: value}
-        return config
+        return nested(config)
+
+    def _files(self) -> dict[str, Any]:
+        try:
+            return embedding_files(self.scope.at())
+        except Gguf2stError as err:
+            self._problem(err.message)
+            return {}
 
     def _require(self) -> None:
         for message, expression in self.amap.require.items():
@@ -198,7 +197,7 @@ class _Builder:
     def _experts(self, expression: Expression, layers: int | None) -> int | None:
         """How far {e} runs; None for a number that is not there, or absurd."""
         experts = self._count(expression, "experts", 0)
-        if layers and experts and layers * experts > MAX_INSTANCES:
+        if layers and experts and layers * experts > MAX_INSTANCES_PER_TENSOR * len(self.header.sources):
             self._problem(f"{layers} layers of {experts} experts: no model has so many")
             return None
         return experts
@@ -209,7 +208,10 @@ class _Builder:
         if n is _FAILED:
             return None
         if type(n) is not int or not low <= n <= MAX_INDEX:
-            self._problem(f"the number of {what}, {expression.text}, is {n!r}")
+            self._problem(f"the number of {what}, {expression.text}, is {brief(n)}")
+            return None
+        if what == "layers" and n > max(MAX_BARE_LAYERS, len(self.header.sources)):
+            self._problem(f"the number of {what}, {expression.text}, is {n}; the file has fewer tensors")
             return None
         return n
 
@@ -230,10 +232,11 @@ class _Builder:
                 return
             arguments = [self._value(x, **here) for _, x in way.steps]
             promised = self._value(way.shape, **here)
-            if promised is _FAILED or _FAILED in arguments:
+            stated = [self._value(x, **here) if x else None for x in way.source_shapes]
+            if promised is _FAILED or _FAILED in (*arguments, *stated):
                 continue
             ops = tuple((op, *args) for (op, _), args in zip(way.steps, arguments, strict=True))
-            shape = self._shape(way, sources, ops, promised)
+            shape = self._shape(way, sources, ops, promised, stated)
             if shape is not None:
                 yield Entry(name, sources, ops, shape, way.packed)
 
@@ -255,10 +258,14 @@ class _Builder:
         return not wrong
 
     def _shape(
-        self, way: Way, sources: tuple[str, ...], ops: tuple[tuple[Any, ...], ...], promised: list[Any]
+        self, way: Way, sources: Sequence[str], ops: Sequence[tuple[Any, ...]], promised: list[Any], stated: list[Any]
     ) -> tuple[int, ...] | None:
-        """The shape of an entry, or None when its sources do not give what the equation promises."""
+        """The shape of an entry, or None when its sources are not as stated, or do not give what is promised."""
         shapes = [self.header.sources[s].shape for s in sources]
+        for name, text, shape, dims in zip(sources, way.source_shapes, shapes, stated, strict=True):
+            if text and not same_shape(shape, dims):
+                self._misshapen(name, f"is {list(shape)}, not {text.text} = {dims}", text)
+                return None
         found = f"is {' and '.join(str(list(shape)) for shape in shapes)}"
         joined = ", ".join(sources)
         try:
@@ -268,12 +275,12 @@ class _Builder:
             self._misshapen(joined, f"{found}: {err}", *(x for _, x in way.steps))
             return None
         (shape,) = shapes
-        if shape != tuple(promised) or not all(type(n) is int for n in promised):
+        if not same_shape(shape, promised):
             if shape not in (self.header.sources[s].shape for s in sources):
                 found += f" and gives {list(shape)}"
             self._misshapen(joined, f"{found}, not {way.shape.text} = {promised}", way.shape)
             return None
-        return shape
+        return tuple(promised)
 
     def _dropped(self) -> dict[str, str]:
         dropped: dict[str, str] = {}
@@ -346,15 +353,18 @@ class _Builder:
             and key.removeprefix(prefix) not in self.amap.ignore
             and not (failed and _is_among(key.removeprefix(prefix), self.amap.keys))
         ]
-        return [f"metadata that the map {self.amap.name} does not use: {', '.join(unread)}"] if unread else []
+        return [f"metadata that the map {self.amap.name} does not use: {few(unread, 20)}"] if unread else []
 
     def _partly_used(self, entries: tuple[Entry, ...]) -> list[str]:
         """Tensors of which some elements reach no entry, such as rows of a fused projection that no equation takes."""
-        reached = dict.fromkeys(self.used, 0)
-        for entry in entries:
-            for name in entry.sources:
-                size = self.header.sources[name].n_elements
-                reached[name] += entry.n_elements if len(entry.sources) == 1 else size
+        taken: dict[tuple[str, ...], int] = {}
+        for (sources, _), n in {(e.sources, e.ops): e.n_elements for e in entries}.items():  # the same rows count once
+            taken[sources] = taken.get(sources, 0) + n
+        reached = {name: 0 for name in self.header.sources if name in self.used}
+        for sources, n in taken.items():
+            total = sum(self.header.sources[name].n_elements for name in sources)
+            for name in sources:
+                reached[name] += min(n, total) * self.header.sources[name].n_elements // total
         partly = [name for name, n in reached.items() if n < self.header.sources[name].n_elements]
         return [f"only a part of these tensors has a place: {listing(partly)}"] if partly else []
 

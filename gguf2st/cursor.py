@@ -5,8 +5,11 @@ from typing import Any, BinaryIO, Literal, NoReturn
 
 from gguf2st.errors import HeaderError
 
-FIRST_CHUNK_NBYTES = 1 << 20
-MAX_CHUNK_NBYTES = 8 << 20
+FIRST_CHUNK_NBYTES = 256 << 10
+MAX_CHUNK_NBYTES = 2 << 20
+"""A chunk is one request where the file is on the Hub: small enough that little is fetched in vain behind the header of
+a shard (some kB) or of a whole model (1 to 10 MB), large enough that requests are few."""
+
 MAX_HEADER_NBYTES = 1 << 30
 """Fifty times the longest header known (vocabularies of 260,000 tokens); a flipped bit must not read a whole model."""
 

@@ -6,6 +6,9 @@ An error message says what, where, and what was expected or is available; `hint`
 
 from collections.abc import Sequence
 
+MAX_PROBLEMS = 200
+"""Lines listed one by one; whoever needs more has them in the file itself."""
+
 
 class Gguf2stError(Exception):
     """Base of all errors gguf2st raises on purpose.
@@ -13,16 +16,25 @@ class Gguf2stError(Exception):
     Attributes:
         message: one line: what is wrong, and where.
         hint: one line: the next step; empty when there is none.
-        problems: one line per offender, already folded over layers and experts.
+        problems: one line per offender, already folded over layers and experts; MAX_PROBLEMS of them.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", problems: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.problems = tuple(problems)
+        self.message = short(message)
+        super().__init__(self.message)
+        self.hint = short(hint)
+        more = len(problems) - MAX_PROBLEMS
+        self.problems = tuple(map(short, problems[:MAX_PROBLEMS])) + ((f"... and {more} more",) if more > 0 else ())
+
+
+def short(text: str, limit: int = 2000) -> str:
+    """A text that may quote a stranger's file, cut in its middle when it is longer than any of ours."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 5
+    return f"{text[: limit - tail]} ... ({len(text):,} characters) ... {text[-tail:]}"
 
 
 class UsageError(Gguf2stError):
@@ -87,6 +99,12 @@ class HubError(Gguf2stError):
     """The Hub cannot be reached, or does not give what was asked for."""
 
     exit_code = 8
+
+
+class BatchError(Gguf2stError):
+    """At least one model of a batch failed; the others are done."""
+
+    exit_code = 9
 
 
 INTERRUPTED = 130

@@ -15,6 +15,8 @@ import ast
 import functools
 import operator
 import re
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +43,10 @@ _MAX_LENGTH = 1000
 _MAX_DEPTH = 40
 """Deepest nesting; the longest chain of any map is a fifth of it, and Python's own stack stays out of the question."""
 _MAX_NUMBER = 2**63
+_MAX_ARGUMENT = 2**24
+"""Largest whole number that a function takes: some make a list of that length. Contexts go up to 10 million tokens."""
+_ONE_AT_A_TIME = threading.Lock()
+"""Warnings are silenced for the whole process: two threads that took turns would leave them so."""
 _INDEX = re.compile(r"\{(i|e)\}")
 
 
@@ -100,7 +106,8 @@ def parse(text: str) -> Expression:
     if len(text) > _MAX_LENGTH:
         raise MapError(f"expression of {len(text)} characters: the limit is {_MAX_LENGTH}")
     try:
-        node = ast.parse(text, mode="eval").body
+        with _ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):  # the parser has opinions about `1or 2`
+            node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         raise MapError(f"{text!r} is not an expression: {getattr(err, 'msg', err)}") from None
     names: dict[str, None] = {}
@@ -187,17 +194,23 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
             case ast.Subscript(value=value, slice=index):
                 return present(value)[present(index)]
             case ast.BinOp(left=left, op=op, right=right):
-                return _BINARY[type(op)](number(left), number(right))
+                return _within(_BINARY[type(op)](number(left), number(right)))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return _COMPARE[type(op)](present(left), present(right))
             case ast.Call(func=ast.Name(id=name), args=args):
-                return scope.functions[name](*(present(a) for a in args))
+                return scope.functions[name](*map(argument, args))
         raise AssertionError(ast.dump(node))  # parse() lets nothing else through
 
     def present(node: ast.expr) -> Any:
         value = walk(node)
         if value is MISSING:
             raise MapError(f"the file's metadata lack {_segment(text, node)!r}")
+        return value
+
+    def argument(node: ast.expr) -> Any:
+        value = present(node)
+        if type(value) is int and abs(value) > _MAX_ARGUMENT:
+            raise ValueError(f"{_segment(text, node)} is {value}, more than {_MAX_ARGUMENT}")
         return value
 
     def number(node: ast.expr) -> int | float:
@@ -210,6 +223,13 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
         return present(expression.node)
     except (TypeError, ValueError, ArithmeticError, LookupError) as err:
         raise MapError(f"cannot evaluate {text!r} on this file: {err}") from err
+
+
+def _within(value: int | float) -> int | float:
+    """The result of one operation, as long as it is a number that JSON and 64 bits hold."""
+    if not -_MAX_NUMBER <= value <= _MAX_NUMBER:  # NaN neither
+        raise ArithmeticError("the result is beyond 64 bits")
+    return value
 
 
 def _dotted(node: ast.expr, text: str) -> str:

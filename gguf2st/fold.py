@@ -1,7 +1,14 @@
 """Fold long lists of tensor names: `blk.{0..29}.attn_q.weight` instead of thirty lines."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from gguf2st.errors import short
+
+MAX_PARTS = 30
+"""Components of a name that is folded: three times as many as any has, and each number costs a level of recursion."""
+MAX_NAME_LENGTH = 200
+"""Characters of a name in a list; of the models known, the longest has 90."""
 
 
 def fold(names: Iterable[str]) -> list[str]:
@@ -15,6 +22,8 @@ def fold(names: Iterable[str]) -> list[str]:
     groups: dict[tuple[str | None, ...], list[tuple[int, ...]]] = defaultdict(list)
     for name in names:
         parts = name.split(".")
+        if len(parts) > MAX_PARTS:
+            parts = [name]
         pattern = tuple(None if _is_number(p) else p for p in parts)
         groups[pattern].append(tuple(int(p) for p in parts if _is_number(p)))
     folded: list[str] = []
@@ -61,6 +70,10 @@ def _fill(pattern: tuple[str | None, ...], spans: tuple[str, ...]) -> str:
 
 def listing(names: Iterable[str], limit: int = 8) -> str:
     """Folded names in one line, cut after `limit` of them with a count of the rest."""
-    folded = fold(names)
-    more = f", and {len(folded) - limit} more" if len(folded) > limit else ""
-    return ", ".join(folded[:limit]) + more
+    return few(fold(names), limit)
+
+
+def few(texts: Sequence[str], limit: int = 8) -> str:
+    """Texts in one line, each of a length that can be read, cut after `limit` of them with a count of the rest."""
+    more = f", and {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(short(text, MAX_NAME_LENGTH) for text in texts[:limit]) + more

@@ -17,6 +17,7 @@ import math
 import sys
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -26,7 +27,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from gguf2st.cursor import Cursor
 from gguf2st.errors import HeaderError, SourceError
 from gguf2st.quants.layout import BY_ID, type_name
-from gguf2st.source import MAGIC, START_NBYTES, describe_foreign
+from gguf2st.source import is_address, open_file
+from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
 
 Value: TypeAlias = "bool | int | float | str | list[Any] | array[Any]"
 """A metadata value. Arrays of numbers are `array.array` in native byte order; arrays of anything else are lists."""
@@ -111,19 +113,29 @@ class Header:
 def read_header(files: Sequence[str | Path]) -> Header:
     """The header of one file, or of all shards of a split in order.
 
-    Raises HeaderError for a malformed header or shards that do not belong together, SourceError for unreadable files.
+    Args:
+        files: paths, or addresses of files on the Hub, of which only the headers are fetched, several at once.
+
+    Raises HeaderError for a malformed header or shards that do not belong together, SourceError for unreadable files,
+    HubError when the Hub does not answer or refuses.
     """
     if not files:
         raise SourceError("no GGUF file was given")
-    parts = []
-    for index, path in enumerate(files):
-        try:
-            with open(path, "rb") as file:
-                parts.append(parse_header(file, str(path), index=index))
-        except OSError as error:
-            raise SourceError(f"{path}: {error.strerror or error}") from error
+    if len(files) > 1 and any(map(is_address, files)):
+        with ThreadPoolExecutor(8) as pool:
+            parts = list(pool.map(_read_one, range(len(files)), files))
+    else:
+        parts = [_read_one(index, path) for index, path in enumerate(files)]
     _check_split(parts)
     return _join(parts)
+
+
+def _read_one(index: int, path: str | Path) -> Header:
+    try:
+        with open_file(path) as file:
+            return parse_header(file, str(path), index=index)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from error
 
 
 def parse_header(file: BinaryIO, name: str, *, index: int = 0) -> Header:

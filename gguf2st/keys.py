@@ -173,7 +173,16 @@ def checked(full: str, key: str, value: Any) -> Any:
     return value
 
 
-def brief(value: object) -> str:
-    """A value as one short piece of text."""
-    text = repr(value if not isinstance(value, list) else value[:20])
-    return text if len(text) <= 60 else text[:57] + "..."
+def brief(value: object, limit: int = 60) -> str:
+    """A value as one short piece of text; nothing longer is ever made of it."""
+    text = repr(_start(value, limit))
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _start(value: object, limit: int) -> object:
+    """As much of a value as a short text can show."""
+    if isinstance(value, str):
+        return value[:limit]
+    if isinstance(value, list):
+        return [_start(item, limit) for item in value[: limit // 3]] if limit > 2 else []
+    return list(value[: limit // 3]) if isinstance(value, array) else value

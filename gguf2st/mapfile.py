@@ -17,6 +17,11 @@ from gguf2st.ops import ANY, OPS
 PROBES = frozenset({"has", "rows", "cols"})
 """Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
 
+_CALL = re.compile(r"\w+\(")
+"""How an equation begins that no tensor is the source of."""
+_REFERENCE = re.compile(r"([^\s\[\]]+)\s*(\[.*\])?", re.DOTALL)
+"""A source, and the shape that an equation may state of it."""
+
 _REQUIRED = ("arch", "layers", "config", "tensors")
 _OPTIONAL = (
     "when",
@@ -51,7 +56,7 @@ def load_map(path: Path) -> ArchMap:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise MapError(f"cannot read the arch map {path}: {err.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
+    except (ValueError, RecursionError) as err:  # not TOML, not UTF-8, or a number of thousands of digits
         raise MapError(f"{path} is not valid TOML: {err}") from None
     try:
         return _build(path, table)
@@ -187,19 +192,15 @@ def _equation(name: str, texts: str | list[str]) -> Equation:
 
 
 def _way(name: str, text: str) -> Way:
-    """`"a, b | op(x) -> [rows, cols]"`, or `"fill(0, rows) -> [rows]"` where the file has no tensor for it."""
+    """`"a [n, m], b [n, m] | op(x) -> [rows, cols]"`, or `"fill(0, rows) -> [rows]"` where the file has no tensor."""
     body, arrow, shape = _text(text, name).rpartition("->")
     if not arrow:
         raise MapError(f"{name!r}: an equation ends in the shape it promises, `-> [rows, cols]`")
     head, *calls = (part.strip() for part in body.split("|"))
-    if "(" in head:
+    if _CALL.match(head):
         head, calls = "", [head, *calls]
-    sources = tuple(ref.strip() for ref in head.split(",")) if head or not calls else ()
+    sources = tuple(_source(name, ref) for ref in _references(head)) if head or not calls else ()
     steps = tuple(_step(name, call) for call in calls)
-    allowed = set(INDEX.findall(name))
-    for source in sources:
-        if not source or not set(INDEX.findall(source)) <= allowed:
-            raise MapError(f"{name!r}: source {source!r} has an index that the name lacks")
     n = len(sources)
     for op, _ in steps:
         expected = OPS[op].n_arrays
@@ -208,10 +209,43 @@ def _way(name: str, text: str) -> Way:
         n = 1
     if n != 1:
         raise MapError(f"{name!r}: {n} sources need an op that joins them")
-    promised = _expression(shape)
-    if not isinstance(promised.node, ast.List):
-        raise MapError(f"{name!r}: a shape is a list, `-> [rows, cols]`, not {shape.strip()!r}")
-    return Way(sources, steps, promised)
+    forgetful = [op for op, _ in steps if OPS[op].forgets]
+    if forgetful and (unstated := [source for source, stated in sources if stated is None]):
+        raise MapError(
+            f"{name!r}: {forgetful[0]} gives one shape of sources of several, so that dimensions in another order would"
+            f" pass: state the source's own, `{unstated[0]} [rows, cols] | {forgetful[0]}`"
+        )
+    return Way(tuple(s for s, _ in sources), tuple(shape for _, shape in sources), steps, _shape(name, shape))
+
+
+def _references(head: str) -> list[str]:
+    """Split at the commas outside of brackets: `a [n, m], b` -> `a [n, m]` and `b`."""
+    parts, depth = [""], 0
+    for character in head:
+        depth += (character == "[") - (character == "]")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _source(name: str, reference: str) -> tuple[str, Expression | None]:
+    """`"blk.{i}.x [rows, cols]"` -> (tensor, the shape stated of it, None where there is none)."""
+    match = _REFERENCE.fullmatch(reference)
+    if not match:
+        raise MapError(f"{name!r}: source {reference!r} is no tensor's name, or a name and its shape `[rows, cols]`")
+    source, stated = match.groups()
+    if not set(INDEX.findall(source)) <= set(INDEX.findall(name)):
+        raise MapError(f"{name!r}: source {source!r} has an index that the name lacks")
+    return source, _shape(name, stated) if stated else None
+
+
+def _shape(name: str, text: str) -> Expression:
+    shape = _expression(text)
+    if not isinstance(shape.node, ast.List):
+        raise MapError(f"{name!r}: a shape is a list, `[rows, cols]`, not {text.strip()!r}")
+    return shape
 
 
 def _step(name: str, call: str) -> tuple[str, Expression]:

@@ -5,11 +5,16 @@ on any device. Its shape rule stands beside it, so that planning needs neither l
 together on torch's meta device).
 
 `packed=True`: the op only moves whole rows. On a matrix it never touches the last axis, so that it runs unchanged on
-quantized bytes `(..., rows, bytes per row)` and commutes with dequantization. The rows of a vector are its elements.
+quantized bytes `(..., rows, bytes per row)` and commutes with dequantization, if all arrays have the same type. The
+rows of a vector are its elements.
+
+`forgets=True`: sources of several shapes give the same one: (a, b) and (b, a) are equal when flattened. An equation
+with such an op states the shapes of its sources, or exchanged dimensions would pass for the right ones.
 """
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,6 +36,8 @@ class Op:
         fn: arrays, then arguments -> array.
         shape: shapes, then arguments -> shape; raises ValueError when they do not fit.
         packed: whether `fn` only moves whole rows.
+        forgets: whether the result's shape and the arguments leave open what the shape of a source was. The length of
+            the first axis under `take` and `rows` does not count: a source that is not used whole is an error anyway.
         n_arrays: how many arrays `fn` takes; ANY for all that there are, 0 for an op that makes a tensor.
         arguments: (name, int or float) of each argument that follows them.
         more: whether the last argument may be repeated, or left out.
@@ -40,6 +47,7 @@ class Op:
     fn: Callable[..., Array]
     shape: Callable[..., Shape]
     packed: bool
+    forgets: bool
     n_arrays: int
     arguments: tuple[tuple[str, type], ...]
     more: bool = False
@@ -63,10 +71,24 @@ class Op:
         return self.shape(*shapes, *arguments)
 
 
+def same_shape(found: Sequence[int], promised: Sequence[Any]) -> bool:
+    """Whether the shapes are equal but for leading axes of length 1, of which ggml keeps no count.
+
+    llama.cpp's converter writes one row as (1, n), its quantizer writes the same file again with (n,).
+    """
+    return all(type(n) is int for n in promised) and _without_leading_ones(found) == _without_leading_ones(promised)
+
+
+def _without_leading_ones(shape: Sequence[int]) -> list[int]:
+    return list(itertools.dropwhile(lambda n: n == 1, shape))
+
+
 OPS: dict[str, Op] = {}
 
 
-def _op(*, packed: bool, shape: Callable[..., Shape]) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+def _op(
+    *, packed: bool, shape: Callable[..., Shape], forgets: bool = False
+) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     def register(fn: Callable[..., Array]) -> Callable[..., Array]:
         parameters = list(inspect.signature(fn).parameters.values())
         arrays = [p for p in parameters if p.annotation is Array]
@@ -74,7 +96,7 @@ def _op(*, packed: bool, shape: Callable[..., Shape]) -> Callable[[Callable[...,
         n_arrays = ANY if any(p.kind is p.VAR_POSITIONAL for p in arrays) else len(arrays)
         arguments = tuple((p.name, p.annotation) for p in others)
         more = any(p.kind is p.VAR_POSITIONAL for p in others)
-        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, n_arrays, arguments, more)
+        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, forgets, n_arrays, arguments, more)
         return fn
 
     return register
@@ -107,6 +129,25 @@ def unpermute_first(x: Array, heads: int, width: int) -> Array:
     """`unpermute` of the first `heads` heads of `width` rows: the queries and keys of a fused projection."""
     n = heads * width
     return _library(x).concatenate([unpermute(x[:n], heads), x[n:]])
+
+
+def _interleave_halves_shape(x: Shape, heads: int, width: int) -> Shape:
+    if not x or heads < 1 or x[0] % heads or width < 2 or width % 2 or width > x[0] // heads:
+        raise ValueError(f"{x[0] if x else 'no'} rows are not {heads} heads of {width} or more")
+    return x
+
+
+@_op(packed=True, shape=_interleave_halves_shape)
+def interleave_halves(x: Array, heads: int, width: int) -> Array:
+    """Undo llama.cpp's split of rotary pairs in the first `width` rows of each head: (2, width/2) -> (width/2, 2).
+
+    One head of five rows, four of which rotate: [r0, r2, r1, r3, r4] in the file, where the first of all pairs come
+    before the second -> [r0, r1, r2, r3, r4].
+    """
+    parts = x.reshape(heads, -1, *x.shape[1:])
+    pairs = parts[:, :width].reshape(heads, 2, width // 2, *x.shape[1:]).swapaxes(1, 2)
+    whole = pairs.reshape(heads, width, *x.shape[1:])
+    return _library(x).concatenate([whole, parts[:, width:]], 1).reshape(x.shape)
 
 
 def _take_shape(x: Shape, index: int) -> Shape:
@@ -191,27 +232,25 @@ def regroup(x: Array, heads: int, *widths: int) -> Array:
 
 
 def _concat_shape(*xs: Shape) -> Shape:
-    if any(len(x) != len(xs[0]) or x[1:] != xs[0][1:] for x in xs):
+    axis = _row_axis(xs[0])
+    if any(len(x) != len(xs[0]) or (*x[:axis], *x[axis + 1 :]) != (*xs[0][:axis], *xs[0][axis + 1 :]) for x in xs):
         raise ValueError(f"tensors of shapes {', '.join(str(list(x)) for x in xs)} cannot stand on each other")
-    return (sum(x[0] for x in xs), *xs[0][1:])
+    return (*xs[0][:axis], sum(x[axis] for x in xs), *xs[0][axis + 1 :])
 
 
-@_op(packed=False, shape=_concat_shape)
+@_op(packed=True, shape=_concat_shape, forgets=True)
 def concat(*xs: Array) -> Array:
-    """Tensors on top of each other: (a, cols), (b, cols), ... -> (a + b + ..., cols)."""
-    return _library(xs[0]).concatenate(xs)
+    """Rows on top of each other, of vectors, matrices or each matrix of stacks: (..., a, cols), (..., b, cols), ...
+    -> (..., a + b + ..., cols).
+    """
+    return _library(xs[0]).concatenate(xs, _row_axis(xs[0].shape))
 
 
-def _concat_rows_shape(*xs: Shape) -> Shape:
-    if any(len(x) < 2 or (*x[:-2], x[-1]) != (*xs[0][:-2], xs[0][-1]) for x in xs):
-        raise ValueError(f"matrices of shapes {', '.join(str(list(x)) for x in xs)} cannot stand on each other")
-    return (*xs[0][:-2], sum(x[-2] for x in xs), xs[0][-1])
-
-
-@_op(packed=False, shape=_concat_rows_shape)
-def concat_rows(*xs: Array) -> Array:
-    """The matrices of stacks on top of each other: (..., a, cols), (..., b, cols), ... -> (..., a + b + ..., cols)."""
-    return _library(xs[0]).concatenate(xs, -2)
+def _row_axis(shape: Shape) -> int:
+    """The axis along which rows follow each other; the rows of a vector are its elements."""
+    if not shape:
+        raise ValueError("a single number has no rows")
+    return max(len(shape) - 2, 0)
 
 
 @_op(packed=False, shape=lambda x: (*x[:-2], x[-1], x[-2]))
@@ -233,16 +272,18 @@ def unsqueeze(x: Array, axis: int) -> Array:
 
 
 def _flatten_shape(x: Shape) -> Shape:
-    n = 1
-    for d in x:
-        n *= d
-    return (n,)
+    if not x:
+        raise ValueError("a single number has no axes to join")
+    return x if len(x) == 1 else (x[0] * x[1], *x[2:])
 
 
-@_op(packed=False, shape=_flatten_shape)
+@_op(packed=False, shape=_flatten_shape, forgets=True)
 def flatten(x: Array) -> Array:
-    """All elements in one row: (heads, 1) -> (heads,)."""
-    return x.reshape(-1)
+    """The first two axes in one: (experts, rows, cols) -> (experts * rows, cols), (heads, 1) -> (heads,).
+
+    A vector stays as it is: files without leading axes of length 1 have (n,) where others have (1, n).
+    """
+    return x.reshape(-1, *x.shape[2:])
 
 
 @_op(packed=False, shape=lambda x: x)
@@ -261,7 +302,7 @@ def _merge_kv_b_shape(k_b: Shape, v_b: Shape) -> Shape:
     return (k_b[0] * (k_b[2] + v_b[1]), k_b[1])
 
 
-@_op(packed=False, shape=_merge_kv_b_shape)
+@_op(packed=False, shape=_merge_kv_b_shape, forgets=True)
 def merge_kv_b(k_b: Array, v_b: Array) -> Array:
     """Rebuild MLA's kv_b_proj, of which llama.cpp transposes the key half of each head.
 
@@ -289,7 +330,7 @@ def _interleave_rows_shape(a: Shape, b: Shape) -> Shape:
     return (*a[:-2], 2 * a[-2], a[-1])
 
 
-@_op(packed=False, shape=_interleave_rows_shape)
+@_op(packed=True, shape=_interleave_rows_shape)
 def interleave_rows(a: Array, b: Array) -> Array:
     """Alternate the rows of two stacks of matrices: (..., n, cols), (..., n, cols) -> (..., 2n, cols) = a0 b0 a1 ..."""
     return _library(a).stack([a, b], -2).reshape(*a.shape[:-2], -1, a.shape[-1])
@@ -318,18 +359,6 @@ def pad_rows(x: Array, n: int) -> Array:
     """Zeros before the first row, for rows that llama.cpp's converter cut off: (rows, cols) -> (n + rows, cols)."""
     zeros = x[:1] * 0
     return _library(x).concatenate([*[zeros] * n, x])
-
-
-def _reshape_shape(x: Shape, *dims: int) -> Shape:
-    if _flatten_shape(x) != _flatten_shape(dims):
-        raise ValueError(f"a tensor of shape {list(x)} has not the elements of {list(dims)}")
-    return dims
-
-
-@_op(packed=False, shape=_reshape_shape)
-def reshape(x: Array, *dims: int) -> Array:
-    """The same elements in another shape: (a, b) | reshape(a * b) -> (a * b,)."""
-    return x.reshape(*dims)
 
 
 def _fill_shape(value: float, *dims: int) -> Shape:

@@ -1,20 +1,32 @@
 """The output folder: work happens in `OUT.partial/`, and only a complete checkpoint ever gets the name OUT.
 
 `OUT.partial/plan.json` says what is being made and `journal` which shards are finished, so that the same command run
-again goes on where the last one stopped; any other plan starts anew.
+again goes on where the last one stopped; any other plan starts anew. A line of the journal:
+
+    {"shard": "model-00001-of-00002.safetensors", "sums": {"model.layers.0.mlp.up_proj.weight": [0.25, 8192.0]}}
+
+`sums` has, of each weight that was not packed exactly, the squared differences from the source and the squared values.
+
+At the end everything but these two moves into `OUT.partial/complete/`, which is then renamed to OUT. A checkpoint to
+overwrite waits as `OUT.partial/replaced/` until that is done. Whoever is killed in between leaves nothing outside of
+`OUT.partial/`, and the next run puts it right.
 """
 
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, TypeAlias
 
 from gguf2st.errors import OutputError, VerifyError
+from gguf2st.quoting import shell_word
 from gguf2st.shards import UNFINISHED, output_error, sync_folder, write_text
+
+Sums: TypeAlias = Mapping[str, tuple[float, float]]
+"""Entry -> sum of squared differences from the source, sum of squared values."""
 
 PARTIAL = ".partial"
 """Suffix of the folder that a conversion works in."""
@@ -22,6 +34,10 @@ PLAN_FILE = "plan.json"
 JOURNAL_FILE = "journal"
 _NEVER_REPLACED = (".gguf", ".bin", ".pth", ".pt", ".md", ".txt", ".py", ".onnx")
 """Suffixes of files that people keep beside a checkpoint."""
+COMPLETE = "complete"
+"""Folder in the partial one that becomes OUT."""
+REPLACED = "replaced"
+"""Folder in the partial one where an overwritten checkpoint waits for its end."""
 _OWN_FILES = (PLAN_FILE, JOURNAL_FILE)
 
 
@@ -31,7 +47,7 @@ class OutputFolder:
     Attributes:
         out: the final folder, links resolved: what a link points to is what gets written.
         partial: the folder to write into.
-        finished: names of the shards that an earlier run of the same plan completed.
+        finished: the shards that this or an earlier run of the same plan completed, and what their weights lost.
     """
 
     def __init__(self, out: Path, fingerprint: str, *, overwrite: bool = False) -> None:
@@ -48,7 +64,7 @@ class OutputFolder:
         check_target(out, overwrite=overwrite)
         self.out = Path(os.path.realpath(out))
         self.partial = self.out.with_name(self.out.name + PARTIAL)
-        self.finished: frozenset[str] = frozenset()
+        self.finished: Mapping[str, Sums] = {}
         self._fingerprint = fingerprint
         self._overwrite = overwrite
         self._journal: IO[str] | None = None
@@ -64,8 +80,10 @@ class OutputFolder:
             created = not self.partial.exists()
             self._require_own()
             self._journal = self._open_journal()
+            self._recover()
+            check_target(self.out, overwrite=self._overwrite)
             if (self.partial / PLAN_FILE).is_file() and self._is_same_plan():
-                self.finished = frozenset(name for name in self._marked() if (self.partial / name).is_file())
+                self.finished = {name: sums for name, sums in self._marked() if (self.partial / name).is_file()}
             else:
                 self._clear()
                 write_text(self.partial / PLAN_FILE, self._fingerprint)
@@ -77,18 +95,33 @@ class OutputFolder:
             raise
         return self
 
-    def mark(self, shard: str) -> None:
+    def mark(self, shard: str, sums: Sums) -> None:
         """Record a shard as finished: it is durable under its name."""
         assert self._journal is not None
         if shard in self.finished:
             return
         try:
-            self._journal.write(json.dumps(shard) + "\n")
+            self._journal.write(_line(shard, sums))
             self._journal.flush()
             os.fsync(self._journal.fileno())
         except OSError as err:
             raise output_error(err, self.partial / JOURNAL_FILE) from err
-        self.finished |= {shard}
+        self.finished = {**self.finished, shard: sums}
+
+    def require_only(self, names: Iterable[str]) -> None:
+        """Raise OutputError when the folder holds a file besides these, which would end in the checkpoint.
+
+        Args:
+            names: paths below the folder.
+        """
+        written = {*names, *_OWN_FILES}
+        there = (p.relative_to(self.partial).as_posix() for p in self.partial.rglob("*") if not p.is_dir())
+        if others := sorted(name for name in there if name not in written):
+            raise OutputError(
+                f"{self.partial} holds {others[0]!r}, which this conversion did not write",
+                hint="move it away, and run the same command again",
+                problems=others[1:],
+            )
 
     def finish(self) -> Path:
         """Give the complete folder its final name; an overwritten checkpoint goes only now.
@@ -98,14 +131,22 @@ class OutputFolder:
         """
         check_target(self.out, overwrite=self._overwrite)
         try:
-            for name in _OWN_FILES:
-                (self.partial / name).unlink(missing_ok=True)
-            _replace(self.partial, self.out)
+            complete = self.partial / COMPLETE
+            complete.mkdir()
+            for path in list(self.partial.iterdir()):
+                if path.name not in _OWN_FILES and path != complete:
+                    path.rename(complete / path.name)
+            sync_folder(complete)
+            _replace(complete, self.out, self.partial / REPLACED)
             sync_folder(self.out.parent)
         except OSError as err:
             raise output_error(err, self.out) from err
-        self._close_journal()
+        self._close_journal(remove=True)
         return self.out
+
+    def discard(self) -> None:
+        """Remove the folder: what was made in it has gone elsewhere."""
+        self._close_journal(remove=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,42 +175,73 @@ class OutputFolder:
         path = self.partial / JOURNAL_FILE
         while True:
             self.partial.mkdir(parents=True, exist_ok=True)
-            journal = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as the folder
-            if not _lock(journal):
+            try:
+                journal = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the folder
+            except FileNotFoundError:
+                continue  # the one who held the lock has just removed the folder
+            if not lock_file(journal):
                 journal.close()
                 raise OutputError(
                     f"{self.partial}: another conversion is writing here",
                     hint="wait for it, or choose another folder with -o",
                 )
-            if path.exists() and os.path.samestat(os.fstat(journal.fileno()), path.stat()):
-                return journal
-            journal.close()  # the one who held the lock has just removed the folder
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(journal.fileno()), path.stat()):
+                    return journal
+            journal.close()  # as above
+
+    def _recover(self) -> None:
+        """Put right what a run left that was killed: an overwritten checkpoint without its successor comes back, a
+        complete one goes on being made, and files that were being written are worth nothing."""
+        replaced, complete = self.partial / REPLACED, self.partial / COMPLETE
+        if replaced.is_dir():
+            if self.out.exists():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(self.out)
+        if complete.is_dir():
+            for path in list(complete.iterdir()):
+                path.rename(self.partial / path.name)
+            complete.rmdir()
+        for path in list(self.partial.rglob(f"*{UNFINISHED}")):
+            path.unlink()
 
     def _close_journal(self, *, remove: bool = False) -> None:
         """End the lock, after removing the partial folder if asked to."""
         if self._journal is None or self._journal.closed:
             return
         if remove:
-            shutil.rmtree(self.partial, ignore_errors=True)
+            with suppress(OSError):
+                self._remove()
         self._journal.close()
 
-    def _marked(self) -> Iterator[str]:
-        """Names in the journal. A line that a crash cut short or filled with zeros counts for nothing."""
+    def _remove(self) -> None:
+        """Remove the partial folder; the journal, by which the next run knows it as ours, goes last."""
+        for path in list(self.partial.iterdir()):
+            if path.name not in _OWN_FILES:
+                _unlink(path)
+        for name in _OWN_FILES:
+            (self.partial / name).unlink(missing_ok=True)
+        self.partial.rmdir()
+
+    def _marked(self) -> Iterator[tuple[str, Sums]]:
+        """Shards in the journal. A line that a crash cut short or filled with zeros counts for nothing."""
         assert self._journal is not None
         self._journal.seek(0)
         for line in self._journal:
             try:
-                name = json.loads(line)
-            except ValueError:
+                row: Any = json.loads(line)
+                name, sums = row["shard"], {entry: (float(e), float(p)) for entry, (e, p) in row["sums"].items()}
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue
             if isinstance(name, str) and name == Path(name).name:
-                yield name
+                yield name, sums
 
     def _rewrite_journal(self) -> None:
         assert self._journal is not None
         self._journal.seek(0)
         self._journal.truncate()
-        self._journal.writelines(json.dumps(name) + "\n" for name in sorted(self.finished))
+        self._journal.writelines(_line(name, self.finished[name]) for name in sorted(self.finished))
         self._journal.flush()
 
     def _is_same_plan(self) -> bool:
@@ -189,11 +261,13 @@ class OutputFolder:
                 f"{self.partial} holds files that no conversion writes, such as {foreign[0].name!r}",
                 hint="move them away, or choose another folder with -o",
             )
-        for path in self.partial.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != JOURNAL_FILE:
-                path.unlink()
+        for path in list(self.partial.iterdir()):
+            if path.name != JOURNAL_FILE:
+                _unlink(path)
+
+
+def _line(shard: str, sums: Sums) -> str:
+    return json.dumps({"shard": shard, "sums": sums}) + "\n"
 
 
 def check_target(out: Path, *, overwrite: bool) -> None:
@@ -203,8 +277,11 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         OutputError: it may not, or cannot be looked at.
     """
     try:
-        if out.exists():
-            _check_existing(out, overwrite)
+        try:
+            out.stat()  # `exists` would take a circle of links for nothing at all
+        except FileNotFoundError:
+            return
+        _check_existing(out, overwrite)
     except OSError as err:
         raise output_error(err, out) from err
 
@@ -216,7 +293,8 @@ def _check_existing(out: Path, overwrite: bool) -> None:
     for cannot, what in ((os.path.ismount(out), "a mount point"), (out.samefile(Path.cwd()), "the current folder")):
         if cannot:
             raise OutputError(
-                f"{out} is {what}, which cannot be replaced", hint=f"give a folder in it: -o {out / 'model'}"
+                f"{out} is {what}, which cannot be replaced",
+                hint=f"give a folder in it: -o {shell_word(out / 'model')}",
             )
     if not any(out.iterdir()):
         return
@@ -235,26 +313,29 @@ def _check_existing(out: Path, overwrite: bool) -> None:
         )
 
 
-def _replace(new: Path, out: Path) -> None:
-    """Rename `new` to `out`. What is there goes aside first, comes back if that fails, and is removed afterwards."""
-    if not out.exists():
-        new.rename(out)
+def _unlink(path: Path) -> None:
+    """Remove a file, a link, or a folder with what is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _replace(new: Path, out: Path, aside: Path) -> None:
+    """Rename `new` to `out`. A checkpoint that is there goes `aside` first, and comes back if that fails."""
+    if not out.exists() or not any(out.iterdir()):
+        new.rename(out)  # an empty folder gives way by itself
         return
-    aside = Path(tempfile.mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))
-    old = aside / out.name
+    out.rename(aside)
     try:
-        out.rename(old)
         new.rename(out)
     except BaseException:
-        if old.exists() and not out.exists():
-            old.rename(out)
+        if not out.exists():
+            aside.rename(out)
         raise
-    finally:
-        if out.exists():
-            shutil.rmtree(aside)
 
 
-def _lock(file: IO[str]) -> bool:
+def lock_file(file: IO[str]) -> bool:
     """Take an exclusive lock that ends with the process; True where the system has no such locks."""
     try:
         import fcntl

@@ -2,25 +2,42 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf2st import __version__
+from gguf2st.choice import decisions, is_exact_entry
 from gguf2st.fold import fold
-from gguf2st.plan import Plan
+from gguf2st.plan import DENSE, Entry, Plan, template
+from gguf2st.quants.layout import TYPES
 from gguf2st.verification import Verification
+
+if TYPE_CHECKING:
+    from gguf2st.hub.push import Pushed
 
 
 @dataclass(frozen=True)
 class TypeRow:
-    """The tensors of one ggml type, and what became of them."""
+    """The tensors of one ggml type that became the same, and what that is.
+
+    Attributes:
+        nbytes, output_nbytes: before and after.
+        dtype: of the values, or of the scales of a packed scheme.
+        result: "cast", "dequantized", "exact" for packed numbers that equal the source's, "bounded" for others.
+        worst_rel_rmse: the largest relative rmse of a bounded weight; None before it is known.
+    """
 
     qtype: str
     tensors: int
     nbytes: int
     scheme: str
     dtype: str
+    output_nbytes: int
+    result: str
+    worst_rel_rmse: float | None = None
 
 
 @dataclass(frozen=True)
@@ -29,15 +46,23 @@ class Report:
 
     Attributes:
         files: of the source.
+        origin: where they came from, `hf://org/repo@commit/path` or `ollama://model:tag`; empty for other files.
         source_nbytes, output_nbytes: tensor bytes before and after.
         output: folder of the checkpoint; None for a dry run.
         arch, map: GGUF architecture and the arch map used.
         hf_class: the class that loads the result.
-        types: one row per ggml type and output dtype.
+        dtype: of dense weights.
+        repack: the mode.
+        bfloat16_nbytes: what all weights would take in bfloat16.
+        types: one row per ggml type and what became of it.
+        choices: module (folded) -> why it was packed otherwise than its type alone would have been, or not at all.
+        rel_rmse: weight -> how far it is from the source, of those that were not packed exactly.
         dropped: GGUF tensor (folded) -> why it was left behind.
         notes: what the reader should know.
         shards: file names.
+        digests: file -> its sha256; without the shards where they were not hashed (see gguf2st/digests.py).
         verification: None for a dry run.
+        pushed: what the upload did, if there was one.
         seconds: wall time.
     """
 
@@ -51,59 +76,106 @@ class Report:
     parameters: int
     source_nbytes: int
     output_nbytes: int
+    repack: str
+    bfloat16_nbytes: int
     types: tuple[TypeRow, ...]
+    choices: dict[str, str]
+    rel_rmse: dict[str, float]
     dropped: dict[str, str]
     notes: tuple[str, ...]
     shards: tuple[str, ...]
     verification: Verification | None
     seconds: float
+    origin: str = ""
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pushed: "Pushed | None" = None
     version: str = __version__
 
     def to_json(self) -> str:
         """The report as indented JSON with a final newline."""
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
 def make_report(
     plan: Plan,
     *,
     output: Path | None,
-    dtype: str,
     notes: Iterable[str] = (),
+    rmses: Mapping[str, float] | None = None,
     verification: Verification | None = None,
     seconds: float = 0.0,
+    origin: str = "",
+    digests: Mapping[str, str] | None = None,
 ) -> Report:
-    """The report on a laid-out plan."""
+    """The report on a laid-out plan; `rmses` is what `execute` returned, None before it ran."""
     header = plan.header
+    parameters = sum(e.n_elements for e in plan.entries)
     return Report(
         files=header.files,
         output=None if output is None else str(output),
         arch=plan.arch,
         map=plan.map,
         hf_class=", ".join(plan.config.get("architectures", [])),
-        dtype=dtype,
+        dtype=plan.dtype,
         tensors=len(plan.entries),
-        parameters=sum(e.n_elements for e in plan.entries),
+        parameters=parameters,
         source_nbytes=sum(s.nbytes or 0 for s in header.sources.values()),
         output_nbytes=sum(s.nbytes for s in plan.shards),
-        types=type_rows(plan),
+        repack=plan.repack,
+        bfloat16_nbytes=2 * parameters,
+        types=type_rows(plan, rmses),
+        choices=decisions(plan),
+        rel_rmse=dict(rmses or {}),
         dropped=_folded_reasons(plan),
         notes=(*plan.notes, *notes),
         shards=tuple(s.file for s in plan.shards),
         verification=verification,
         seconds=round(seconds, 3),
+        origin=origin,
+        digests=dict(sorted((digests or {}).items())),
     )
 
 
-def type_rows(plan: Plan) -> tuple[TypeRow, ...]:
-    """Source tensors by ggml type and output, largest first. A stack of experts is one tensor."""
-    seen: dict[tuple[str, str, str], dict[str, int]] = {}
+def type_rows(plan: Plan, rmses: Mapping[str, float] | None = None) -> tuple[TypeRow, ...]:
+    """Source tensors by ggml type and what became of them, largest first. A stack of experts is one tensor."""
+    tensors: dict[tuple[str, str, str, str], dict[str, int]] = defaultdict(dict)
+    written: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    worst: dict[tuple[str, str, str, str], float] = {}
     for e in plan.entries:
-        for name in e.sources:
-            source = plan.header.sources[name]
-            seen.setdefault((source.qtype, e.scheme, e.dtype), {})[name] = source.nbytes or 0
-    rows = (TypeRow(q, len(t), sum(t.values()), scheme, dtype) for (q, scheme, dtype), t in seen.items())
+        sources = [plan.header.sources[s] for s in e.sources]
+        total = sum(s.n_elements for s in sources)
+        for source in sources:
+            key = (source.qtype, e.scheme, e.dtype, _result(plan, e, source.qtype))
+            tensors[key][source.name] = source.nbytes or 0
+            written[key] += e.nbytes * source.n_elements // total  # sources of several types share an entry
+            if rmses and e.name in rmses:
+                worst[key] = max(worst.get(key, 0.0), rmses[e.name])
+    rows = [
+        TypeRow(q, len(found), sum(found.values()), scheme, dtype, written[key], result, worst.get(key))
+        for key, found in tensors.items()
+        for q, scheme, dtype, result in [key]
+    ]
     return tuple(sorted(rows, key=lambda r: -r.nbytes))
+
+
+def folded_rmse(rmses: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Folded modules -> the least and the greatest relative rmse among them."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in rmses:
+        groups[template(name)].append(name)
+    return {
+        ", ".join(fold(name.rpartition(".")[0] for name in names)): (
+            min(rmses[name] for name in names),
+            max(rmses[name] for name in names),
+        )
+        for names in groups.values()
+    }
+
+
+def _result(plan: Plan, entry: Entry, qtype: str) -> str:
+    if entry.scheme == DENSE:
+        return "dequantized" if TYPES[qtype].block > 1 else "cast"
+    return "exact" if is_exact_entry(plan, entry) else "bounded"
 
 
 def _folded_reasons(plan: Plan) -> dict[str, str]:

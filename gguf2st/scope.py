@@ -1,17 +1,47 @@
 """What an arch map sees of one file: metadata, shorthands and probes. Every read is recorded."""
 
+import sys
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gguf2st import config, expr, keys
 from gguf2st.archmap import ArchMap
-from gguf2st.errors import CoverageError, MapError
+from gguf2st.errors import CoverageError, MapError, SourceError
 from gguf2st.expr import MISSING, Expression
 from gguf2st.header import Header, Source
+from gguf2st.keys import brief
+from gguf2st.source import open_file
 
 SMALL_NBYTES = 1 << 16
 """Largest tensor that may become configuration; rope factors are a few hundred bytes."""
+
+
+def read_small(header: Header) -> Callable[[Source], list[float]]:
+    """A reader of small float32 tensors from the files, wherever they are.
+
+    What it returns raises SourceError when a file is gone, or shorter than its header says.
+    """
+
+    def read(source: Source) -> list[float]:
+        name = header.files[source.file]
+        try:
+            with open_file(name) as f:
+                f.seek(source.offset)
+                raw = f.read(source.nbytes or 0)
+        except OSError as err:
+            raise SourceError(f"{name}: {err.strerror or err}") from err
+        if len(raw) != source.nbytes:
+            raise SourceError(
+                f"{name} ended inside tensor {brief(source.name)}: it has changed", hint="run the command again"
+            )
+        values = array("f", raw)
+        if header.byteorder != sys.byteorder:
+            values.byteswap()
+        return values.tolist()
+
+    return read
 
 
 class NoTensorError(MapError):
@@ -127,6 +157,4 @@ class MapScope:
         source = self.header.sources.get(tensor)
         if source is None:
             raise NoTensorError(tensor)
-        if len(source.shape) < -axis:
-            raise MapError(f"{tensor} has shape {list(source.shape)}; {-axis} dimensions were expected")
-        return source.shape[axis]
+        return source.shape[axis] if len(source.shape) >= -axis else 1  # leading ones need not be written

@@ -21,7 +21,15 @@ INDEX_FILE = "model.safetensors.index.json"
 UNFINISHED = ".part"
 """Suffix of a shard that is being written."""
 
-_DTYPE_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DTYPE_NAMES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float8_e4m3": "F8_E4M3",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+}
 
 
 def header_bytes(outputs: Iterable[Output]) -> bytes:
@@ -128,7 +136,8 @@ def is_whole(path: Path, outputs: Sequence[Output]) -> bool:
 def write_text(path: Path, text: str | bytes) -> None:
     """Write a small file durably, or not at all."""
     part = path.with_name(path.name + UNFINISHED)
-    data = text.encode("utf-8") if isinstance(text, str) else text
+    # A name of a file may be no text; backslashreplace writes its bytes as JSON's escapes.
+    data = text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as f:

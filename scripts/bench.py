@@ -2,6 +2,7 @@
 
     python scripts/bench.py                 everything
     python scripts/bench.py convert         whole processes: gguf2st beside transformers
+    python scripts/bench.py large           a model of 1.1 billion weights: gguf2st beside `cp` of the output's bytes
     python scripts/bench.py kernels         decoders: numba and torch beside gguf-py, ggml's C code and a plain copy
 
 CPU seconds and peak memory come from wait4 of each child; ratios within one run are what counts, since machines differ
@@ -108,6 +109,42 @@ def bench_convert(runs: int = 3) -> str:
     return "\n".join(lines) + "\n"
 
 
+def bench_large(runs: int = 3) -> str:
+    """A model large enough for start-up to matter little, on tmpfs: wall time beside `cp` of the output's bytes."""
+    lines = [
+        "| source | output | gguf2st, wall s | of that start-up | `cp -r` of the result, wall s | ratio less start-up "
+        "| peak RSS MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    shm = Path("/dev/shm")
+    for qtype in ("Q4_K", "Q8_0", "F16"):
+        with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as temporary:
+            source, out, copy = (Path(temporary) / name for name in ("large.gguf", "out", "copy"))
+
+            def run(command: list[str | Path], target: Path) -> Cost:
+                shutil.rmtree(target, ignore_errors=True)
+                return cost_of(command)
+
+            ours = [sys.executable, "-m", "gguf2st", "convert", source, "-o", out, "-q"]
+            _make_llama(source, qtype, layers=1, hidden=256, ffn=256)
+            start = min(run(ours, out).wall_s for _ in range(runs + 1))
+            _make_llama(source, qtype, layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=32000)
+            cost = min((run(ours, out) for _ in range(runs)), key=lambda c: c.wall_s)
+            plain = min(run(["cp", "-r", out, copy], copy).wall_s for _ in range(runs))
+            nbytes = sum(f.stat().st_size for f in out.iterdir())
+            lines.append(
+                f"| {qtype}, {source.stat().st_size / 1e9:.2f} GB | {nbytes / 1e9:.2f} GB | {cost.wall_s:.2f} | "
+                f"{start:.2f} | {plain:.2f} | {(cost.wall_s - start) / plain:.2f} | {cost.rss_mib:.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _make_llama(path: Path, qtype: str, **sizes: int) -> None:
+    """A random model, made in a process of its own: a child's peak memory counts from that of its parent."""
+    program = f"from tests.make_gguf import tiny_llama; tiny_llama({str(path)!r}, qtype={qtype!r}, **{sizes!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
 def _median(costs: list[Cost]) -> Cost:
     return sorted(costs, key=lambda c: c.cpu_s)[len(costs) // 2]
 
@@ -195,7 +232,7 @@ def machine() -> str:
     )
 
 
-SECTIONS = {"convert": bench_convert, "kernels": bench_kernels}
+SECTIONS = {"convert": bench_convert, "large": bench_large, "kernels": bench_kernels}
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 from gguf2st.mapfile import all_maps
+from gguf2st.proofs import LEVELS, NO_PROOF, read_proofs
 from gguf2st.quants.layout import DECODABLE, TYPES
 from gguf2st.tokenizer.files import KINDS
 from gguf2st.tokenizer.pretokenizers import SUPPORTED
@@ -20,7 +22,7 @@ def support() -> str:
     types = ", ".join(name for name in TYPES if name in DECODABLE)
     return (
         f"**{len(archs)} GGUF architectures**, as {len(maps)} Hugging Face models "
-        f"([table](docs/architectures.md)): {', '.join(archs)}.\n\n"
+        f"([table](docs/architectures.md), with the proof of each): {', '.join(archs)}.\n\n"
         f"**Tensor types:** {types}.\n\n"
         f"**Tokenizers:** `tokenizer.ggml.model` {', '.join(KINDS)}; of `gpt2`, {len(SUPPORTED)} pre-tokenizers "
         f"([list](docs/tokenizers.md)).\n"
@@ -28,19 +30,30 @@ def support() -> str:
 
 
 def architectures() -> str:
-    rows = ["| GGUF architecture | Hugging Face class | arch map | when |", "|---|---|---|---|"]
+    proofs = read_proofs()
+    rows = ["| GGUF architecture | Hugging Face class | proof | arch map | when |", "|---|---|---|---|---|"]
     for m in all_maps():
         when = "" if m.when.text == "True" else f"`{m.when.text}`"
         classes = ", ".join(f"`{c}`" for c in m.constants.get("architectures", [])) or "by the file"
-        rows.append(f"| `{m.arch}` | {classes} | [{m.name}](../arch_maps/{m.name}.toml) | {when} |")
+        proof = proofs.get(m.name, NO_PROOF)
+        models = f" ({proof.models})" if proof.models else ""
+        link = f"[{m.name}](../arch_maps/{m.name}.toml)"
+        rows.append(f"| `{m.arch}` | {classes} | {proof.level}{models} | {link} | {when} |")
     return "\n".join(rows) + "\n"
+
+
+def levels() -> str:
+    maps, proofs = all_maps(), read_proofs()
+    count = Counter(proofs.get(m.name, NO_PROOF).level for m in maps)
+    rows = [f"| {level} | {what} | {count[level]} |" for level, what in LEVELS.items()]
+    return "\n".join(["| proof | what it says | maps |", "|---|---|---|", *rows]) + "\n"
 
 
 def pretokenizers() -> str:
     return f"{', '.join(f'`{n}`' for n in sorted(SUPPORTED))}.\n"
 
 
-PARTS = {"support": support, "architectures": architectures, "pretokenizers": pretokenizers}
+PARTS = {"support": support, "architectures": architectures, "levels": levels, "pretokenizers": pretokenizers}
 
 
 def main() -> None:

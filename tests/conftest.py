@@ -1,8 +1,14 @@
-"""Where the real models and llama.cpp's sources are: `make models` puts them there."""
+"""Where the real models and llama.cpp's sources are: `make models` puts them there. And a Hub to test against."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.hub_server import HubServer
+from tests.oracle.summary import pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]  # pytest finds its hooks here
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 
@@ -30,3 +36,10 @@ def gemma3() -> Path:
 def llamacpp() -> Path:
     """llama.cpp b11434: conversion/, gguf-py/, models/ (vocabularies), src/, tests/."""
     return _fetched("llama.cpp-11434")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    """A Hub of this machine's own; subprocesses use it with `os.environ | hub.environment(tmp_path)`."""
+    with HubServer(tmp_path / "hub-server") as server:
+        yield server

@@ -33,7 +33,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_package_says_what_it_has() -> None:
-    assert set(gguf2st.__all__) == {"Gguf2stError", "__version__", "convert", "make_plan", "open_gguf", "verify"}
+    assert set(gguf2st.__all__) == {
+        "Gguf2stError",
+        "PushOptions",
+        "__version__",
+        "convert",
+        "make_plan",
+        "open_gguf",
+        "push",
+        "verify",
+    }
     for name in gguf2st.__all__:
         assert getattr(gguf2st, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'transmogrify'"):
@@ -68,7 +77,9 @@ def test_the_report_is_what_json_writes(source: Path, tmp_path: Path) -> None:
 def test_a_dry_run_reports_the_same(source: Path, tmp_path: Path) -> None:
     dry = gguf2st.convert(source, tmp_path / "out", dry_run=True)
     real = gguf2st.convert(source, tmp_path / "out")
-    left = [dataclasses.replace(r, output=None, verification=None, seconds=0.0, notes=()) for r in (dry, real)]
+    left = [
+        dataclasses.replace(r, output=None, verification=None, seconds=0.0, notes=(), digests={}) for r in (dry, real)
+    ]
     assert left[0] == left[1]
     assert set(dry.notes) <= set(real.notes)
 

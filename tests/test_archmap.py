@@ -152,6 +152,19 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "two sources without an op": ("blk.{i}.gate.weight ->", "blk.{i}.a, blk.{i}.b ->", "2 sources need an op"),
     "two sources and an op of one": ("blk.{i}.q.weight |", "blk.{i}.a, blk.{i}.b |", "takes 1 tensors, here 2"),
     "empty source": ('"token_embd.weight ->', '"token_embd.weight, ->', "source ''"),
+    "an op that forgets": ("unpermute(heads)", "flatten", r"state the source's own, `blk.{i}.q.weight \[rows, cols\]"),
+    "a join without shapes": ("blk.{i}.q.weight | unpermute(heads)", "blk.{i}.a [1], blk.{i}.b | concat", "`blk.{i}.b"),
+    "an op that forgets, later": ("unpermute(heads)", "transpose | flatten", "state the source's own"),
+    "unknown name in a source's shape": ("blk.{i}.q.weight |", "blk.{i}.q.weight [hiden] |", "no metadata key 'hiden'"),
+    "layer index in a global source's shape": (
+        "token_embd.weight -> [rows(",
+        "token_embd.weight [heads] -> [rows(",
+        "no meaning in the",
+    ),
+    "text after a source's shape": ("blk.{i}.q.weight |", "blk.{i}.q.weight [heads] x |", "is no tensor's name"),
+    "open bracket": ("blk.{i}.q.weight |", "blk.{i}.q.weight [heads |", "is no tensor's name"),
+    "a source's shape without a source": ("blk.{i}.q.weight |", "[heads] |", "is no tensor's name"),
+    "a call for a source's shape": ("blk.{i}.q.weight |", "blk.{i}.q.weight [heads][0] |", "a shape is a list"),
     "no shape": (" -> [hidden]", "", "ends in the shape"),
     "empty shape": ("-> [hidden]", "->", "not an expression"),
     "shape is no list": ("-> [hidden]", "-> hidden", "a shape is a list"),
@@ -190,6 +203,16 @@ def test_a_table_of_the_wrong_type_is_a_map_error(table: str, value: str, tmp_pa
     else:
         with pytest.raises(MapError):
             _load(tmp_path, text)
+
+
+def test_a_source_may_state_its_shape(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "blk.{i}.q.weight |", "blk.{i}.q.weight [rows('blk.{i}.x'), [heads, 2][1]],blk.{i}.z[heads]|concat|"
+    )
+    way = _load(tmp_path, text).groups[0].equations[1].ways[0]
+    assert way.sources == ("blk.{i}.q.weight", "blk.{i}.z")
+    assert [shape.text for shape in way.source_shapes] == ["[rows('blk.{i}.x'), [heads, 2][1]]", "[heads]"]
+    assert [op for op, _ in way.steps] == ["concat", "unpermute"]
 
 
 def test_an_unreadable_map_is_named(tmp_path: Path) -> None:

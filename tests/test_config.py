@@ -341,7 +341,7 @@ def test_any_float32_survives(seed: int) -> None:
 
 
 def _tokens(**fields: Any) -> Any:
-    return SimpleNamespace(**{"bos": 1, "end_ids": (2,), "pad": None, **fields})
+    return SimpleNamespace(**{"bos": 1, "end_ids": (2,), "pad": None, "suppressed": (), **fields})
 
 
 def test_token_ids() -> None:
@@ -362,6 +362,7 @@ def test_generation_config() -> None:
     assert found == {"bos_token_id": 1, "eos_token_id": 2, "do_sample": True, "temperature": 0.6, "top_k": 20}
     assert transformers.GenerationConfig(**found).top_k == 20
     assert "do_sample" not in config.generation_config(_tokens(), {})
+    assert config.generation_config(_tokens(suppressed=(7, 3)), {})["suppress_tokens"] == [7, 3]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

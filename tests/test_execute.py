@@ -17,6 +17,7 @@ from torch import Tensor
 import gguf2st
 from gguf2st import api, execute
 from gguf2st.errors import SchemeError, SourceError
+from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
 from gguf2st.shards import ShardFile
 from tests.make_gguf import ARCHS, tiny_model
@@ -41,7 +42,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != PROVENANCE_FILE}
 
 
 def assert_equal(folder: Path, source: Path, dtype: str) -> None:

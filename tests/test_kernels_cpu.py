@@ -14,7 +14,7 @@ from numba.core.caching import IndexDataCacheFile
 
 import gguf2st
 from gguf2st.errors import SchemeError
-from gguf2st.kernels import cpu
+from gguf2st.kernels import cpu, cpu_cache
 from gguf2st.quants.layout import TYPES
 from tests.oracle import ggml
 from tests.oracle.blocks import KINDS, make
@@ -145,7 +145,7 @@ def test_a_full_cache_disk_does_not_stop_a_conversion(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(IndexDataCacheFile, "load", lambda *args: None)
     monkeypatch.setattr(IndexDataCacheFile, "save", full)
-    cpu._on_disk.cache_clear()
+    cpu_cache._on_disk.cache_clear()
     blocks = make("Q5_1", "quantized")
     out = empty("Q5_1", "float32", len(blocks))
     cpu.dequantize("Q5_1", "float32", blocks, out)

@@ -1,5 +1,8 @@
 """Ops against torch and numpy, against llama.cpp's own converter, and packed bytes against gguf-py's dequantization."""
 
+import contextlib
+import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf2st.ops import OPS
+from gguf2st.ops import ANY, OPS, same_shape
 from tests.make_gguf import quantize
 
 SIZES = st.integers(1, 6)
@@ -31,6 +34,11 @@ CASES: dict[str, Any] = {
     ),
     "unpermute": _one(
         st.tuples(SIZES, SIZES, st.lists(SIZES, max_size=2)).map(lambda t: ((t[0] * t[1] * 2, *t[2]), (t[0],)))
+    ),
+    "interleave_halves": _one(
+        st.tuples(SIZES, SIZES, st.integers(0, 3), st.lists(SIZES, max_size=1)).map(
+            lambda t: ((t[0] * (2 * t[1] + t[2]), *t[3]), (t[0], 2 * t[1]))
+        )
     ),
     "take": _one(
         st.tuples(SIZES, st.lists(SIZES, min_size=1, max_size=2)).flatmap(
@@ -61,13 +69,13 @@ CASES: dict[str, Any] = {
             lambda t: ((t[0] * sum(t[1]), *t[2]), (t[0], *t[1]))
         )
     ),
-    "concat": st.tuples(st.lists(SIZES, min_size=1, max_size=4), SIZES).map(lambda t: ([(n, t[1]) for n in t[0]], ())),
-    "concat_rows": st.tuples(st.lists(SIZES, min_size=1, max_size=3), st.lists(SIZES, max_size=2), SIZES).map(
-        lambda t: ([(*t[1], n, t[2]) for n in t[0]], ())
-    ),
+    "concat": st.tuples(
+        st.lists(SIZES, min_size=1, max_size=3),
+        st.none() | st.tuples(st.lists(SIZES, max_size=2), SIZES),
+    ).map(lambda t: ([(n,) if t[1] is None else (*t[1][0], n, t[1][1]) for n in t[0]], ())),
     "transpose": _one(st.tuples(st.lists(SIZES, min_size=2, max_size=3).map(tuple), st.just(()))),
     "unsqueeze": _one(st.tuples(MATRIX, st.integers(0, 2).map(lambda axis: (axis,)))),
-    "flatten": _one(st.tuples(MATRIX, st.just(()))),
+    "flatten": _one(st.tuples(st.lists(SIZES, min_size=1, max_size=3).map(tuple), st.just(()))),
     "log_neg": _one(st.tuples(MATRIX, st.just(()))),
     "merge_kv_b": st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ([(t[0], t[1], t[2]), (t[0], t[3], t[1])], ())),
     "interleave": MATRIX.map(lambda shape: ([shape, shape], ())),
@@ -76,7 +84,6 @@ CASES: dict[str, Any] = {
         st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ((t[3], t[0] * t[1] * t[2]), (t[0], t[1])))
     ),
     "pad_rows": _one(st.tuples(MATRIX, st.integers(0, 3).map(lambda n: (n,)))),
-    "reshape": _one(st.tuples(SIZES, SIZES, SIZES).map(lambda t: ((t[0] * t[1], t[2]), (t[0], t[1], t[2])))),
     "fill": st.tuples(st.sampled_from([0, 1.5]), st.lists(SIZES, min_size=1, max_size=3)).map(
         lambda t: ([], (t[0], *t[1]))
     ),
@@ -134,6 +141,9 @@ def test_numpy_and_torch_give_the_same(name: str, data: st.DataObject) -> None:
         ("take", (), (0,)),
         ("take", (4, 8, 8), (1.0,)),
         ("take", (4, 8, 8), (False,)),
+        ("interleave_halves", (8, 4), (2, 3)),
+        ("interleave_halves", (8, 4), (2, 6)),
+        ("interleave_halves", (8, 4), (3, 2)),
         ("swap_from", (8, 4), (8, 1, 1)),
         ("swap_from", (8, 4), (-1, 1, 1)),
         ("swap_from", (8, 4), (2, 4, 1)),
@@ -149,6 +159,25 @@ def test_numpy_and_torch_give_the_same(name: str, data: st.DataObject) -> None:
 def test_what_does_not_fit_is_a_value_error(name: str, shape: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         OPS[name].result([shape], *arguments)
+
+
+@pytest.mark.parametrize(
+    ("found", "promised", "same"),
+    [
+        ((64,), [1, 64], True),
+        ((1, 64), [64], True),
+        ((1, 64, 1, 4), [64, 1, 4], True),
+        ((4, 1), [1, 1, 4, 1], True),
+        ((1,), [], True),
+        ((64, 1), [64], False),
+        ((64, 1), [1, 64], False),
+        ((2, 3), [3, 2], False),
+        ((2, 3), [2, 3.0], False),
+        ((2, 3), [2, 6 / 2], False),
+    ],
+)
+def test_shapes_are_the_same_but_for_leading_ones(found: tuple[int, ...], promised: list[Any], same: bool) -> None:
+    assert same_shape(found, promised) == same
 
 
 def test_unpermute_in_its_docstring() -> None:
@@ -183,14 +212,65 @@ def test_unpermute_inverts_the_converter(llamacpp: Path, tmp_path: Path) -> None
         assert kv == heads == 2 or not torch.equal(permuted, original)
 
 
+def test_concat_and_flatten_in_their_docstrings() -> None:
+    stack = np.array([[["a0", "a1"]], [["b0", "b1"]]])  # two experts of one row
+    more = np.array([[["c0", "c1"]], [["d0", "d1"]]])
+    joined = OPS["concat"].fn(stack, more)
+    assert joined.tolist() == [[["a0", "a1"], ["c0", "c1"]], [["b0", "b1"], ["d0", "d1"]]]
+    assert OPS["flatten"].fn(joined).tolist() == [["a0", "a1"], ["c0", "c1"], ["b0", "b1"], ["d0", "d1"]]
+
+
+def test_interleave_halves_in_its_docstring() -> None:
+    head = np.array(["r0", "r2", "r1", "r3", "r4"])
+    assert OPS["interleave_halves"].fn(head, 1, 4).tolist() == ["r0", "r1", "r2", "r3", "r4"]
+
+
+SHAPES = [shape for n in range(4) for shape in itertools.product(range(1, 7), repeat=n) if math.prod(shape) <= 24]
+ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
+    "unpermute_first": [(1, 2), (2, 2), (1, 4)],
+    "unpermute": [(1,), (2,)],
+    "interleave_halves": [(1, 2), (2, 2), (1, 4)],
+    "take": [(0,), (1,)],
+    "minus": [(1,)],
+    "times": [(2,)],
+    "rows": [(0, 1), (1, 3)],
+    "swap": [(1, 2), (2, 2)],
+    "swap_from": [(1, 1, 2), (2, 2, 1)],
+    "regroup": [(2, 1), (1, 1, 2)],
+    "unsqueeze": [(0,), (1,), (2,)],
+    "swap_columns": [(1, 2), (2, 2)],
+    "pad_rows": [(0,), (2,)],
+}
+"""Arguments for the ops that have any; all others are tried without."""
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.n_arrays])
+def test_ops_that_forget_their_sources_shapes_say_so(name: str) -> None:
+    """Of all small shapes: whether two sets of them give the same result under the same arguments."""
+    op = OPS[name]
+    n_arrays = 2 if op.n_arrays == ANY else op.n_arrays
+    shapes = SHAPES if n_arrays == 1 else [s for s in SHAPES if math.prod(s) <= 8]
+    sources: dict[Any, set[Any]] = {}
+    for inputs, arguments in itertools.product(itertools.product(shapes, repeat=n_arrays), ARGUMENTS.get(name, [()])):
+        with contextlib.suppress(ValueError, IndexError):
+            result = op.result(inputs, *arguments)
+            known = [shape[1:] if name in ("take", "rows") else shape for shape in inputs]
+            sources.setdefault((arguments, result), set()).add(tuple(known))
+    assert len(sources) > 5
+    assert any(len(found) > 1 for found in sources.values()) == op.forgets
+
+
 PACKED: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "unpermute_first": [((16, 256), (2, 6)), ((9, 512), (2, 4))],
     "unpermute": [((16, 256), (2,)), ((24, 512), (3,)), ((4, 256), (2,)), ((8, 256), (1,))],
+    "interleave_halves": [((16, 256), (2, 4)), ((12, 512), (3, 4))],
     "take": [((3, 4, 256), (0,)), ((3, 4, 256), (2,)), ((2, 1, 512), (1,))],
     "rows": [((12, 256), (0, 4)), ((12, 256), (4, 12)), ((2, 512), (1, 2))],
     "swap": [((12, 256), (3, 2)), ((12, 256), (2, 6)), ((8, 512), (2, 2))],
     "swap_from": [((12, 256), (4, 2, 2)), ((14, 512), (2, 3, 2))],
     "regroup": [((12, 256), (2, 1, 1, 4)), ((6, 512), (3, 2))],
+    "concat": [((3, 256), ()), ((2, 3, 512), ())],
+    "interleave_rows": [((3, 256), ()), ((2, 3, 512), ())],
 }
 
 
@@ -205,8 +285,10 @@ def test_every_packed_op_is_tested() -> None:
 def test_packed_ops_commute_with_dequantization(
     name: str, shape: tuple[int, ...], arguments: tuple[int, ...], qtype: str
 ) -> None:
-    fn = OPS[name].fn
-    packed = quantize(np.random.default_rng(len(shape)).standard_normal(shape, np.float32), qtype)
-    rows_moved = gguf.dequantize(np.ascontiguousarray(fn(packed, *arguments)), gguf.GGMLQuantizationType[qtype])
-    values_moved = fn(gguf.dequantize(packed, gguf.GGMLQuantizationType[qtype]), *arguments)
+    fn, kind = OPS[name].fn, gguf.GGMLQuantizationType[qtype]
+    random = np.random.default_rng(len(shape))
+    n_arrays = 2 if OPS[name].n_arrays == ANY else OPS[name].n_arrays
+    packed = [quantize(random.standard_normal(shape, np.float32), qtype) for _ in range(n_arrays)]
+    rows_moved = gguf.dequantize(np.ascontiguousarray(fn(*packed, *arguments)), kind)
+    values_moved = fn(*(gguf.dequantize(x, kind) for x in packed), *arguments)
     np.testing.assert_array_equal(rows_moved.view(np.uint32), np.ascontiguousarray(values_moved).view(np.uint32))

@@ -17,6 +17,7 @@ import pytest
 import gguf2st
 from gguf2st import api, output, tokenizer
 from gguf2st.errors import Gguf2stError, OutputError, SourceError, TokenizerError, VerifyError
+from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
 from gguf2st.output import OutputFolder
 from gguf2st.report import Report
@@ -123,7 +124,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "journal of zeros": lambda p: (p / "journal").write_bytes(bytes(100)),
     "journal cut short": lambda p: os.truncate(p / "journal", 10),
     "journal is not UTF-8": lambda p: (p / "journal").write_bytes(b"\xff\xfe\n"),
-    "journal names a path": lambda p: (p / "journal").write_text('"../m.gguf"\n["a"]\n3\n'),
+    "journal names a path": lambda p: (p / "journal").write_text('{"shard": "../m.gguf", "sums": {}}\n["a"]\n3\n'),
+    "journal of an earlier version": lambda p: (p / "journal").write_text(f'"{SHARDS[0]}"\n'),
     "journal removed": lambda p: (p / "journal").unlink(),
     "plan removed": lambda p: (p / "plan.json").unlink(),
     "plan is not UTF-8": lambda p: (p / "plan.json").write_bytes(b"\xff"),
@@ -144,7 +146,8 @@ def test_a_damaged_partial_folder_still_ends_well(
         fail_after(patch, 2, SourceError("broken"))
         with pytest.raises(SourceError):
             convert(source, tmp_path / "out")
-    assert [json.loads(x) for x in (tmp_path / "out.partial/journal").read_text().splitlines()] == SHARDS[:2]
+    journal = [json.loads(x) for x in (tmp_path / "out.partial/journal").read_text().splitlines()]
+    assert journal == [{"shard": name, "sums": {}} for name in SHARDS[:2]]
     convert(source, tmp_path / "out")
     convert(source, tmp_path / "straight")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "straight")
@@ -268,7 +271,7 @@ def test_a_failed_rename_keeps_the_old_checkpoint(
     before, rename = files_of(tmp_path / "out"), Path.rename
 
     def fail(self: Path, target: Path) -> Path:
-        if self.name == ("out.partial" if failing == "new" else "out") and "replaced" not in str(self):
+        if self.name == ("complete" if failing == "new" else "out") and "replaced" not in str(self):
             raise OSError(errno.EBUSY, "Device or resource busy")
         return rename(self, target)
 
@@ -441,7 +444,7 @@ def test_a_target_that_appears_meanwhile(source: Path, tmp_path: Path, monkeypat
 
 def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other conversion fails between our opening the journal and our locking it: we lock a removed file."""
-    real, calls = output._lock, []
+    real, calls = output.lock_file, []
 
     def lock(file: Any) -> bool:
         calls.append(file.name)
@@ -449,7 +452,7 @@ def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch
             shutil.rmtree(tmp_path / "out.partial")
         return real(file)
 
-    monkeypatch.setattr(output, "_lock", lock)
+    monkeypatch.setattr(output, "lock_file", lock)
     with OutputFolder(tmp_path / "out", "plan"):
         assert len(calls) == 2
         with pytest.raises(OutputError, match="another conversion"), OutputFolder(tmp_path / "out", "plan"):
@@ -457,12 +460,12 @@ def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch
 
 
 SLOW = """
-import sys, time
+import pathlib, sys, time
 from gguf2st.kernels import cpu, device
+first = pathlib.Path(sys.argv[2] + ".partial", sys.argv[4])
 def decode(qtype, dtype, blocks, out):
     cpu.dequantize(qtype, dtype, blocks, out)
-    print("chunk", flush=True)
-    time.sleep(0.05)
+    time.sleep(2 if first.exists() else 0)  # so slow from then on that it is stopped in the middle on any machine
 device.decoder = lambda name: decode
 import gguf2st
 gguf2st.convert(sys.argv[1], sys.argv[2], max_shard_size=int(sys.argv[3]), threads=2)
@@ -471,7 +474,7 @@ gguf2st.convert(sys.argv[1], sys.argv[2], max_shard_size=int(sys.argv[3]), threa
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_a_killed_process_can_be_resumed(stop: signal.Signals, source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SLOW, str(source), str(tmp_path / "out"), str(SHARD_NBYTES)]
+    command = [sys.executable, "-c", SLOW, str(source), str(tmp_path / "out"), str(SHARD_NBYTES), SHARDS[0]]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     partial = tmp_path / "out.partial"
     deadline = time.monotonic() + 60
@@ -500,7 +503,7 @@ def test_the_order_of_the_last_files(source: Path, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(api, "write_text", spy)
     convert(source, tmp_path / "out")
-    assert names[-3:] == ["model.safetensors.index.json", "generation_config.json", "config.json"]
+    assert names[-4:] == ["model.safetensors.index.json", "generation_config.json", "config.json", PROVENANCE_FILE]
     assert "tokenizer.json" in names[:-3]
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from gguf2st.build import build
+from gguf2st.choice import choose
 from gguf2st.errors import CoverageError, UsageError
 from gguf2st.header import Header, Source, read_header
-from gguf2st.plan import DTYPE_NBYTES, Entry, Plan, choose, digest, folded_equations, from_json, lay_out, to_json
+from gguf2st.plan import DTYPES, Entry, Plan, digest, folded_equations, from_json, lay_out, to_json
 from tests.make_gguf import ARCHS, tiny_gemma3, tiny_model
 
 
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NBYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_json_gives_the_plan_back(arch: str, dtype: str, folder: Path) -> None:
     plan = lay_out(choose(_tiny(folder, arch), dtype), 50_000)
@@ -78,7 +79,7 @@ def test_json_of_a_plan_with_problems(folder: Path) -> None:
     assert from_json(to_json(damaged)).all_problems == damaged.all_problems
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NBYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_choose_pins_and_reasons(dtype: str) -> None:
     plan = _plan({"l.0.gate": (4, 4), "l.1.gate": (4, 4), "l.1.gate_proj": (4, 4), "l.gate": (4, 4), "norm": (4,)})
     sources = dict(plan.header.sources)
@@ -111,9 +112,7 @@ SHAPES = st.dictionaries(
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    shapes=SHAPES, limit=st.integers(1, 900), pins=st.sets(st.integers(0, 23)), dtype=st.sampled_from([*DTYPE_NBYTES])
-)
+@given(shapes=SHAPES, limit=st.integers(1, 900), pins=st.sets(st.integers(0, 23)), dtype=st.sampled_from(DTYPES))
 def test_layout(shapes: dict[str, tuple[int, ...]], limit: int, pins: set[int], dtype: str) -> None:
     names = list(shapes)
     pinned = frozenset(names[n] for n in pins if n < len(names))
@@ -174,19 +173,21 @@ def test_a_shard_has_a_size(size: int) -> None:
 
 
 def test_folded_equations(folder: Path) -> None:
-    rows = folded_equations(_tiny(folder, "qwen3moe"))
-    assert ("model.layers.{0..1}.self_attn.q_proj.weight", "blk.{0..1}.attn_q.weight", "[64, 64]") in rows
+    rows = folded_equations(choose(_tiny(folder, "qwen3moe"), "bfloat16"))
+    assert ("model.layers.{0..1}.self_attn.q_proj.weight", "[64, 64]", "bfloat16", "blk.{0..1}.attn_q.weight") in rows
     assert (
         "model.layers.{0..1}.mlp.experts.{0..3}.up_proj.weight",
-        "blk.{0..1}.ffn_up_exps.weight | take",
         "[32, 64]",
+        "bfloat16",
+        "blk.{0..1}.ffn_up_exps.weight | take",
     ) in rows
     assert len(rows) == 15
-    rows = folded_equations(_tiny(folder, "llama"))
+    rows = folded_equations(choose(_tiny(folder, "llama"), repack="exact"))
     assert (
         "model.layers.{0..1}.self_attn.k_proj.weight",
-        "blk.{0..1}.attn_k.weight | unpermute(2)",
         "[32, 64]",
+        "int8_g32",
+        "blk.{0..1}.attn_k.weight | unpermute(2)",
     ) in rows
 
 

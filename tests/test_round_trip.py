@@ -4,7 +4,7 @@ Weights are compared and not only logits: a wrong permutation can leave the logi
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,9 +22,12 @@ import gguf2st
 from gguf2st.build import read_small
 from gguf2st.header import read_header
 from gguf2st.mapfile import all_maps, select_map
+from gguf2st.proofs import read_proofs
 from gguf2st.scope import MapScope
+from tests.oracle import summary
 from tests.oracle.cases import CASES, Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
+from tests.oracle.proofs import proofs
 from tests.oracle.tiny import oracle_gguf, original, prepare
 
 transformers: Any = transformers_module  # its constructors carry no types
@@ -55,12 +58,14 @@ OF_A_CLASS = [name for name, case in CASES.items() if not case.weights]
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """A case, the folder that transformers wrote, and the folder that gguf2st made of its GGUF."""
+    """A case, the folder that transformers wrote, and the folder that gguf2st made of its GGUF by an arch map."""
 
     name: str
     case: Case
     before: Path
     after: Path
+    arch: str
+    map: str
 
 
 @pytest.fixture(scope="session")
@@ -75,11 +80,12 @@ def prepared(request: pytest.FixtureRequest) -> None:
 def trip(request: pytest.FixtureRequest, prepared: None, tmp_path_factory: pytest.TempPathFactory) -> RoundTrip:
     name = request.param
     after = tmp_path_factory.mktemp("round_trip") / name
-    gguf2st.convert(oracle_gguf(name), after, dtype=CASES[name].dtype)
-    return RoundTrip(name, CASES[name], original(name), after)
+    report = gguf2st.convert(oracle_gguf(name), after, dtype=CASES[name].dtype)
+    return RoundTrip(name, CASES[name], original(name), after, report.arch, report.map)
 
 
-def test_every_tensor_comes_back_bit_for_bit(trip: RoundTrip) -> None:
+def test_every_tensor_comes_back_bit_for_bit(trip: RoundTrip, record_property: Callable[[str, object], None]) -> None:
+    record_property(summary.PROPERTY, [trip.arch, trip.map])
     before, after = _tensors(trip.before), _tensors(trip.after)
     assert sorted(after) == sorted(before)
     expected = {name: _left(trip.case, name, tensor) for name, tensor in before.items()}
@@ -89,14 +95,14 @@ def test_every_tensor_comes_back_bit_for_bit(trip: RoundTrip) -> None:
 
 @pytest.mark.parametrize("trip", OF_A_CLASS, indirect=True)
 def test_config_says_the_same_to_transformers(trip: RoundTrip) -> None:
-    expected = transformers.AutoConfig.from_pretrained(trip.before).to_dict()
+    expected = _read_config(trip.before)
     if trip.case.becomes:
         kept = {
             key: value for key, value in expected.items() if key not in {"model_type", "architectures", *trip.case.lost}
         }
         expected = getattr(transformers, trip.case.becomes)(**kept).to_dict()
         expected["architectures"] = [trip.case.becomes.replace("Config", "ForCausalLM")]
-    found = transformers.AutoConfig.from_pretrained(trip.after).to_dict()
+    found = _read_config(trip.after)
     compared = (expected.keys() | found.keys()) - NOT_IN_GGUF.keys() - OLD_SPELLINGS.keys()
     differing = {key: (expected.get(key), found.get(key)) for key in compared if expected.get(key) != found.get(key)}
     on_purpose = {key: found.get(key) for key in trip.case.differs}
@@ -112,6 +118,22 @@ def test_config_has_what_the_published_one_has(trip: RoundTrip) -> None:
     on_purpose = {key: found.get(key) for key in trip.case.differs}
     assert on_purpose == {key: value for key, (value, _) in trip.case.differs.items()}
     assert differing.keys() <= on_purpose.keys() | trip.case.lost.keys(), f"key: (original, ours) in {differing}"
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith("_mtp")])
+def test_layers_that_predict_further_tokens_are_left_behind(name: str) -> None:
+    """As llama.cpp's converter writes them: behind the others, whatever the checkpoint calls them."""
+    plan = gguf2st.make_plan(oracle_gguf(name))
+    layers = plan.config["num_hidden_layers"]
+    behind = {x for x in plan.header.sources if x.startswith("blk.") and int(x.split(".")[1]) >= layers}
+    assert any("nextn" in source for source in behind)
+    assert behind == {source for source in plan.dropped if source.startswith("blk.")}
+
+
+@pytest.mark.parametrize("trip", [name for name, case in CASES.items() if "modules.json" in case.files], indirect=True)
+def test_files_of_sentence_transformers_come_back(trip: RoundTrip) -> None:
+    assert {name: json.loads((trip.after / name).read_text()) for name in trip.case.files} == trip.case.files
 
 
 @pytest.mark.parametrize("trip", OF_A_CLASS, indirect=True)
@@ -148,7 +170,7 @@ def _llama_cpp_embeddings(gguf: Path) -> npt.NDArray[np.float32]:
 
 def _output(model: Any) -> Tensor:
     """Logits, or what an encoder makes of each token. (batch, tokens, width)"""
-    found = model(IDS)
+    found = model(IDS, decoder_input_ids=IDS) if hasattr(model, "decoder") else model(IDS)
     tensor: Tensor = found.logits if "logits" in found else found.last_hidden_state
     return tensor
 
@@ -169,6 +191,15 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         assert tensors.keys().isdisjoint(content), f"{shard} repeats a tensor"
         tensors |= content
     return tensors
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """As transformers reads it; the parts of a whole know where they were read from too."""
+    config: dict[str, Any] = transformers.AutoConfig.from_pretrained(folder).to_dict()
+    for part in config.values():
+        if isinstance(part, dict):
+            part.pop("_name_or_path", None)
+    return config
 
 
 def _model(folder: Path, case: Case) -> Any:
@@ -195,10 +226,10 @@ def test_maps_declare_every_key_they_read(name: str) -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_every_map_has_a_case() -> None:
-    """All but InternLM2's, whose class transformers lacks: tests/test_variants_gemma_phi_cohere.py proves that map."""
-    used = set()
-    for name in CASES:
-        header = read_header([oracle_gguf(name)])
-        read = read_small(header)
-        used.add(select_map(header.arch, lambda m, h=header, r=read: bool(MapScope(h, m, r).evaluate(m.when))).name)
-    assert {m.name for m in all_maps()} - used == {"internlm2"}
+    assert {m.name for m in all_maps()} - proofs().keys() == set()
+
+
+@pytest.mark.usefixtures("prepared")
+def test_the_proofs_that_users_see_are_those_of_the_table() -> None:
+    """`python -m tests.oracle.proofs` writes them anew."""
+    assert read_proofs() == proofs()

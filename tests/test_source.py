@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gguf2st.errors import SourceError
-from gguf2st.source import default_output, find_files
+from gguf2st.source import Model, default_output, locate
+from gguf2st.source.local import find_files
 
 GGUF = b"GGUF\3\0\0\0" + bytes(16)
 
@@ -27,7 +28,7 @@ def put(folder: Path, *names: str, content: bytes = GGUF) -> list[Path]:
 
 def error(src: str | Path) -> SourceError:
     with pytest.raises(SourceError) as caught:
-        find_files(src)
+        locate(src)
     assert "\n" not in caught.value.message
     return caught.value
 
@@ -54,7 +55,7 @@ SHARDS = [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
 def test_a_file_under_any_name(folder: Path, name: str) -> None:
     (path,) = put(folder, name)
     assert find_files(path) == (path,)
-    assert find_files(str(path)) == (path,)
+    assert locate(path) == locate(str(path)) == Model((str(path),), default_output(path))
 
 
 def test_relative_paths_and_links_keep_their_spelling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_very_many_missing_shards_are_counted(folder: Path) -> None:
     (path,) = put(folder, "m-00001-of-99999.gguf")
     caught = error(path)
     assert "99998 of 99999 shards" in caught.message
-    assert len(caught.problems) < 30
+    assert len(caught.problems) < 50
     assert "more" in caught.problems[-1]
 
 
@@ -114,10 +115,48 @@ def test_several_models_are_listed_with_sizes(folder: Path) -> None:
     assert str(folder) in caught.message
     assert "3 models" in caught.message
     assert caught.problems == (
-        "big-00001-of-00003.gguf (0.0 MB, 3 shards)",
+        "model.Q8_0.gguf (24 B)",
+        "big-00001-of-00003.gguf (72 B, 3 shards)",
         "model.Q4_K_M.gguf (2.5 MB)",
-        "model.Q8_0.gguf (0.0 MB)",
     )
+    assert f"gguf2st convert {folder} --select Q4_K_M" in caught.hint
+
+
+@pytest.mark.parametrize(
+    ("select", "names"),
+    [
+        ("Q4_K_M", ["model.Q4_K_M.gguf"]),
+        ("q8_0", ["model.Q8_0.gguf"]),
+        ("big", SHARDS),
+        ("model.Q8_0.gguf", ["model.Q8_0.gguf"]),
+        ("Q6_K", ["two words/x (1).Q6_K.gguf"]),  # one level down, when asked for
+        ("two words", ["two words/x (1).Q6_K.gguf"]),
+    ],
+)
+@pytest.mark.parametrize("end", ["", os.sep])
+def test_one_of_several_models_is_selected(folder: Path, select: str, names: list[str], end: str) -> None:
+    put(folder, "model.Q4_K_M.gguf", "model.Q8_0.gguf", "mmproj-Q4_K_M.gguf", "two words/x (1).Q6_K.gguf", *SHARDS)
+    assert locate(f"{folder}{end}:{select}").paths == tuple(folder / name for name in names)
+
+
+@pytest.mark.parametrize("select", ["Q5_K_M", "model", "Q4"])
+def test_a_selection_that_fits_none_or_several(folder: Path, select: str) -> None:
+    put(folder, "model.Q4_K_M.gguf", "model.Q8_0.gguf")
+    caught = error(f"{folder}:{select}")
+    assert select in caught.message
+    assert len(caught.problems) == 2
+    assert "--select Q4_K_M" in caught.hint
+
+
+def test_nothing_is_selected_from_one_file(folder: Path) -> None:
+    (path,) = put(folder, "model.gguf")
+    assert "one file" in error(f"{path}:Q4_K_M").message
+
+
+def test_a_missing_shard_of_the_selected_model(folder: Path) -> None:
+    put(folder, "a.Q8_0-00001-of-00002.gguf", "a.Q4_0.gguf")
+    assert "a.Q8_0-00002-of-00002.gguf" in error(f"{folder}:Q8_0").message
+    assert locate(f"{folder}:Q4_0").paths == (folder / "a.Q4_0.gguf",)
 
 
 def test_a_folder_without_a_model(folder: Path) -> None:
@@ -192,28 +231,38 @@ def test_a_dangling_link(folder: Path) -> None:
     assert "4d7a9b, which does not exist" in caught.message
 
 
+def test_what_exists_here_goes_before_the_hub_and_ollama(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder, "unsloth/gemma/model.gguf", "llama3.2", "odd:name.gguf")
+    monkeypatch.chdir(folder)
+    assert locate("unsloth/gemma").paths == (Path("unsloth/gemma/model.gguf"),)
+    assert locate("llama3.2").paths == (Path("llama3.2"),)
+    assert locate("odd:name.gguf").paths == (Path("odd:name.gguf"),)
+    # A folder of this name says that a path is meant; the Hub is not asked, but named.
+    assert "did you mean unsloth/gemma?" in error("unsloth/gema").hint
+    assert "hf://unsloth/quite-different" in error("unsloth/quite-different").hint
+    assert "hf://a/b/c.gguf" in error("a/b/c.gguf").hint
+
+
 @pytest.mark.parametrize(
-    ("src", "repo"),
+    ("src", "words"),
     [
-        ("unsloth/gemma-3-270m-it-GGUF", "unsloth/gemma-3-270m-it-GGUF"),
-        ("unsloth/gemma-3-270m-it-GGUF:Q4_K_M", "unsloth/gemma-3-270m-it-GGUF"),
-        ("hf.co/unsloth/gemma-3-270m-it-GGUF", "unsloth/gemma-3-270m-it-GGUF"),
-        ("https://huggingface.co/org/repo/tree/main", "org/repo"),
-        ("https://huggingface.co/org/repo/resolve/main/model.gguf", "org/repo"),
+        ("s3://bucket/model.gguf", "s3:// is not read"),
+        ("https://example.com/model.gguf?token=hf_secretsecret", "only addresses of the Hub"),
+        ("file:///models/model.gguf", "an address, not a path"),
+        ("hf://datasets/org/name/x.gguf", "datasets on the Hub are no models"),
+        ("https://huggingface.co/spaces/org/name", "spaces on the Hub are no models"),
+        ("https://huggingface.co/org/name/discussions/3", "this page holds no file"),
+        ("https://user:hf_secretsecret@huggingface.co/org/name", "password or token"),
+        ("hf://org", "not a name on the Hub"),
+        ("ollama://a/b/c/d/e", "ollama"),
     ],
 )
-def test_hub_sources_are_not_here_yet(folder: Path, monkeypatch: pytest.MonkeyPatch, src: str, repo: str) -> None:
-    monkeypatch.chdir(folder)
+def test_addresses_that_are_no_source(folder: Path, monkeypatch: pytest.MonkeyPatch, src: str, words: str) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder))
     caught = error(src)
-    assert "Hub" in caught.message
-    assert f"hf download {repo} " in caught.hint
-
-
-def test_a_local_folder_wins_over_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(folder, "unsloth/gemma/model.gguf")
-    monkeypatch.chdir(folder)
-    assert find_files("unsloth/gemma") == (Path("unsloth/gemma/model.gguf"),)
-    assert "Hub" not in error("unsloth/gema").message
+    assert words in caught.message
+    assert caught.hint
+    assert "secretsecret" not in caught.message + caught.hint
 
 
 @pytest.mark.parametrize(("src", "words"), [("-", "standard input"), ("", "empty")])
@@ -250,4 +299,12 @@ def test_pieces_of_a_cut_file(folder: Path, names: list[str]) -> None:
 )
 @pytest.mark.parametrize("make", [lambda name: Path("/data/models") / name, Path])
 def test_default_output_lies_beside_the_source(names: list[str], output: str, make: Callable[[str], Path]) -> None:
-    assert default_output([make(name) for name in names]) == make(output)
+    assert default_output(make(names[0])) == make(output)
+
+
+def test_the_output_of_a_cached_file_is_not_in_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "0123456789" * 4
+    (path,) = put(folder, f"models--org--my.repo/snapshots/{commit}/UD/m-Q4_0-00001-of-00001.gguf")
+    found = locate(path)
+    assert found.output == Path("m-Q4_0-safetensors")
+    assert found.origin == f"hf://org/my.repo@{commit}/UD/m-Q4_0-00001-of-00001.gguf"

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gguf2st.errors import TokenizerError
+from gguf2st import convert, make_plan, open_gguf, verify
+from gguf2st.errors import Gguf2stError, TokenizerError
 from gguf2st.tokenizer import build_tokenizer, check_tokenizer, copy_tokenizer, special_tokens
 from gguf2st.tokenizer.pretokenizers import BY_NAME
+from tests.make_gguf import tiny_model
 from tests.oracle.llamacpp import LlamaCpp, in_child
+from tests.oracle.tiny import oracle_gguf
 from tests.vocabularies import (
     BYTE_CHARACTERS,
     SPACE,
@@ -144,6 +148,27 @@ def test_rows_beyond_the_tokens_are_padding() -> None:
     )
     with pytest.raises(TokenizerError, match="258 tokens, but the token embedding has only 257 rows"):
         build_tokenizer(metadata, n_rows=257)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("more", [-1, 1])
+def test_llama_cpp_too_refuses_a_vocabulary_that_is_not_the_rows(tmp_path: Path, more: int) -> None:
+    """Neither side can be padded: no working file has another number of tokens than rows of the embedding."""
+    rows = np.zeros((302 + more, 64), np.float32)
+    source = tiny_model(tmp_path / "m.gguf", extra_tensors={"token_embd.weight": rows})
+    with pytest.raises(RuntimeError, match=r"'token_embd\.weight' has wrong shape"):
+        in_child(lambda: LlamaCpp(source).n_tokens)
+    with pytest.raises(Gguf2stError, match="vocab_size is not the embedding's rows"):
+        make_plan(source).require_complete()
+
+
+@pytest.mark.oracle
+def test_the_converters_padding_of_xlm_r_is_no_other_tokenizer(tmp_path: Path) -> None:
+    """Its padding is numbered as before the ids were moved by one: token 511 is [PAD510]."""
+    source = oracle_gguf("xlm-roberta")
+    assert open_gguf(source).metadata["tokenizer.ggml.tokens"][511] == "[PAD510]"
+    convert(source, tmp_path / "out", dtype="float32")
+    verify(tmp_path / "out", against=source).require_ok()
 
 
 def test_chat_template_is_written_only_when_there_is_one() -> None:

@@ -19,7 +19,7 @@ from gguf2st.errors import MapError
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
 from tests.oracle.rewrite import rewritten
-from tests.oracle.tiny import original
+from tests.oracle.tiny import oracle_gguf, original
 
 pytestmark = pytest.mark.oracle
 
@@ -125,37 +125,30 @@ def test_other_families_have_no_groups_that_the_file_does_not_name() -> None:
     assert mla.expert_groups(Keys()) == {"n_group": 1, "topk_group": 1}
 
 
-def _predict_further(arch: str) -> Edit:
-    def edit(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        """One more layer, as llama.cpp's converter names it, and the four tensors of its own."""
-        last = int(metadata[f"{arch}.block_count"]) - 1
-        for key in ("block_count", "nextn_predict_layers"):
-            metadata[f"{arch}.{key}"] = np.uint32(metadata.get(f"{arch}.{key}", 0) + 1)
-        for name in [name for name in tensors if name.startswith(f"blk.{last}.")]:
-            tensors[name.replace(f"blk.{last}.", f"blk.{last + 1}.")] = tensors[name]
-        for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm"):
-            tensors[f"blk.{last + 1}.nextn.{name}.weight"] = np.ones((64, 128), np.float32)
-
-    return edit
+def _fuse_experts(_: dict[str, Any], tensors: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.endswith("ffn_gate_exps.weight")]:
+        gate, up = tensors.pop(name), tensors.pop(name.replace("gate", "up"))
+        tensors[name.replace("gate", "gate_up")] = np.concatenate([gate, up], 1)
 
 
-@pytest.mark.parametrize(
-    ("case", "arch"),
-    [
-        ("glm4moe", "glm4moe"),
-        ("glm_dsa", "glm-dsa"),
-        ("deepseek_v32", "deepseek32"),
-        ("bailing_moe_v2", "bailingmoe2"),
-        ("glm4_moe_lite", "deepseek2"),
-    ],
-)
-def test_layers_that_predict_further_tokens_are_left_behind(case: str, arch: str, tmp_path: Path) -> None:
-    path = rewritten(case, tmp_path / "mtp.gguf", _predict_further(arch))
-    plan = planned(path)
-    n_layers = plan.config["num_hidden_layers"]
-    assert plan.dropped
-    assert all(name.startswith(f"blk.{n_layers}.") and "MTP" in why for name, why in plan.dropped.items())
-    assert same(converted(path, tmp_path / "out"), load_file(original(case) / "model.safetensors"))
+@pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "hy_v3"])
+def test_gate_and_up_of_the_experts_in_one_tensor(case: str, tmp_path: Path) -> None:
+    """llama.cpp loads it, gate first (build_moe_ffn), though its converter has no such tensor for these."""
+    path = rewritten(case, tmp_path / "fused.gguf", _fuse_experts)
+    assert same(converted(path, tmp_path / "out"), converted(oracle_gguf(case), tmp_path / "apart"))
+
+
+def _other_order(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """As other programs hold them in memory: up first, under the name that says so."""
+    _fuse_experts(metadata, tensors)
+    for name in [name for name in tensors if "ffn_gate_up_exps" in name]:
+        gate, up = np.split(tensors.pop(name), 2, axis=1)
+        tensors[name.replace("gate_up", "up_gate")] = np.concatenate([up, gate], 1)
+
+
+def test_the_other_order_is_not_taken_for_llama_cpp_s(tmp_path: Path) -> None:
+    problems = planned(rewritten("deepseek_v3", tmp_path / "up_gate.gguf", _other_order)).all_problems
+    assert [line for line in problems if "ffn_up_gate_exps" in line and "without a place" in line], problems
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:

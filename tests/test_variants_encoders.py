@@ -77,16 +77,6 @@ def test_jina_of_older_files_has_gate_and_up_apart(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize(("number", "name"), [(1, "MEAN"), (2, "CLS"), (3, "LAST"), (4, "RANK")])
-def test_pooling_is_reported(number: int, name: str, tmp_path: Path) -> None:
-    def edit(metadata: Metadata, _: Tensors) -> None:
-        metadata["bert.pooling_type"] = number
-
-    plan = build(read_header([rewritten("bert", tmp_path / "pooled.gguf", edit)]))
-    assert plan.problems == ()
-    assert [note for note in plan.notes if f"pools by {name}" in note]
-
-
 def _causal(metadata: Metadata, _: Tensors) -> None:
     metadata["bert.attention.causal"] = True
 

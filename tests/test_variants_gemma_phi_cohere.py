@@ -1,4 +1,4 @@
-"""Files of Gemma, Phi, OLMoE, StableLM, InternLM 2 and MiniCPM that today's converter does not write, or cannot."""
+"""Files of Gemma, Phi, OLMoE, StableLM and MiniCPM that today's converter does not write, or cannot."""
 
 import json
 import math
@@ -11,17 +11,16 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers as transformers_module
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
 from gguf2st.build import build
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
-from tests.oracle.case import Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
 from tests.oracle.rewrite import rewritten
-from tests.oracle.tiny import _run_converter, original, prepare, write_checkpoint
+from tests.oracle.tiny import oracle_gguf, original, prepare
 
 transformers: Any = transformers_module  # its constructors carry no types
 pytestmark = pytest.mark.oracle
@@ -113,52 +112,6 @@ def test_stablelm_with_a_norm_per_head(tmp_path: Path) -> None:
     assert_llama_cpp_agrees(path, tmp_path / "out", 1e-5)
 
 
-def test_internlm2_is_a_llama_whose_qkv_is_one_tensor(tmp_path: Path) -> None:
-    options = {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    write_checkpoint(Case("LlamaConfig", options, tokenizer="spm"), tmp_path / "llama")
-    llama = load_file(tmp_path / "llama" / "model.safetensors")
-    published = {
-        _internlm2_name(name): tensor
-        for name, tensor in llama.items()
-        if "_proj" not in name or "self_attn" not in name
-    }
-    for i in range(3):
-        q, k, v = (llama[f"model.layers.{i}.self_attn.{x}_proj.weight"].reshape(2, -1, 16, 64) for x in "qkv")
-        published[f"model.layers.{i}.attention.wqkv.weight"] = torch.cat([q, k, v], 1).reshape(-1, 64)
-        published[f"model.layers.{i}.attention.wo.weight"] = llama[f"model.layers.{i}.self_attn.o_proj.weight"]
-    folder = tmp_path / "internlm2"
-    folder.mkdir()
-    save_file(published, folder / "model.safetensors", {"format": "pt"})
-    for name in ("tokenizer.model", "tokenizer_config.json", "config.json"):
-        (folder / name).write_bytes((tmp_path / "llama" / name).read_bytes())
-    path = tmp_path / "internlm2.gguf"
-    edits = {"architectures": ["InternLM2ForCausalLM"], "head_dim": None}
-    assert _run_converter([{"source": str(folder), "target": str(path), "flags": [], "hparams": edits}]) == {}
-    found, config = converted(path, tmp_path / "out")
-    assert_same(found, llama)
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    ours, theirs = (transformers.AutoConfig.from_pretrained(tmp_path / x).to_dict() for x in ("out", "llama"))
-    assert {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)} <= {
-        "transformers_version",
-        "_name_or_path",
-    }
-    assert_llama_cpp_agrees(path, tmp_path / "out", 1e-5)
-
-
-def _internlm2_name(name: str) -> str:
-    for ours, theirs in (
-        ("embed_tokens", "tok_embeddings"),
-        ("input_layernorm", "attention_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("mlp.gate_proj", "feed_forward.w1"),
-        ("mlp.down_proj", "feed_forward.w2"),
-        ("mlp.up_proj", "feed_forward.w3"),
-        ("lm_head", "output"),
-    ):
-        name = name.replace(ours, theirs)
-    return name
-
-
 SHARED = {"gemma3n_e2b": (30, 20, [32] * 30), "gemma4_per_layer": (12, 6, [32, 32, 32, 32, 32, 64] * 2)}
 """Case -> layers, the first that shares, head widths."""
 
@@ -221,6 +174,12 @@ def test_gemma2_from_before_its_keys(tmp_path: Path) -> None:
     assert not plan.problems
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"):
         assert plan.config[key] == getattr(published, key)
+        assert [note for note in plan.notes if note.startswith(f"{key} = ") and "assumed" in note]
+
+
+@pytest.mark.parametrize("case", ["gemma2_odd", "gemma3"])
+def test_the_scale_of_queries_that_no_file_holds_is_said(case: str) -> None:
+    assert [note for note in planned(oracle_gguf(case)).notes if note.startswith("query_pre_attn_scalar = ")]
 
 
 def test_minicpm_from_before_its_keys(tmp_path: Path) -> None:
@@ -231,6 +190,7 @@ def test_minicpm_from_before_its_keys(tmp_path: Path) -> None:
     assert plan.config["embedding_multiplier"] == 12
     assert plan.config["residual_multiplier"] == pytest.approx(1.4 / math.sqrt(4))
     assert plan.config["logits_scaling"] == 64 / 256
+    assert sum("assumed" in note for note in plan.notes) == 3
 
 
 def test_embedding_heads_of_sentence_transformers_are_left_behind_with_a_reason(tmp_path: Path) -> None:

@@ -137,25 +137,6 @@ def test_kimi_linear_with_a_dense_layer(tmp_path: Path) -> None:
     assert not any(report.values()), report
 
 
-def test_nemotron_3_leaves_its_prediction_of_further_tokens_behind(tmp_path: Path) -> None:
-    before = planned(oracle_gguf("nemotron_h_moe"))
-
-    def edit(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        metadata["nemotron_h_moe.block_count"] = np.uint32(6)
-        metadata["nemotron_h_moe.nextn_predict_layers"] = np.uint32(1)
-        for key, width in (("attention.head_count_kv", 2), ("feed_forward_length", 96)):
-            metadata[f"nemotron_h_moe.{key}"] = [*metadata[f"nemotron_h_moe.{key}"], width]
-        for name in [name for name in tensors if name.startswith(("blk.1.", "blk.4."))]:
-            tensors["blk.5." + name.split(".", 2)[2]] = tensors[name]
-        tensors["blk.5.nextn.eh_proj.weight"] = np.ones((64, 128), np.float32)
-
-    after = planned(rewritten("nemotron_h_moe", tmp_path / "mtp.gguf", edit))
-    assert after.all_problems == before.all_problems == ()
-    assert after.config == before.config
-    assert [e.name for e in after.entries] == [e.name for e in before.entries]
-    assert after.dropped.keys() == {name for name in after.header.sources if name.startswith("blk.5.")}
-
-
 @pytest.mark.parametrize(
     ("case", "chosen"),
     [

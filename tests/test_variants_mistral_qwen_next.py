@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -55,35 +54,6 @@ def test_projections_of_old_qwen3next_files(tmp_path: Path) -> None:
     path = rewritten("qwen3next", tmp_path / "old.gguf", _as_hf)
     found = converted(path, tmp_path / "old")
     assert same(found, converted(oracle_gguf("qwen3next"), tmp_path / "new"))  # which the round trip proves
-
-
-MTP = {
-    "qwen3next": "qwen3next",
-    "qwen35": "qwen35",
-    "qwen35moe": "qwen35moe",
-    "exaone4": "exaone4",
-    "exaone_moe": "exaone-moe",
-}
-
-
-@pytest.mark.parametrize(("case", "arch"), MTP.items())
-def test_layers_for_multi_token_prediction_are_left_behind(case: str, arch: str, tmp_path: Path) -> None:
-    before = planned(oracle_gguf(case))
-    layers = before.config["num_hidden_layers"]
-    added = [f"blk.{layers}.{name}.weight" for name in ("attn_q", "attn_output", "nextn.eh_proj", "nextn.enorm")]
-
-    def edit(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        metadata[f"{arch}.block_count"] = layers + 1
-        metadata[f"{arch}.nextn_predict_layers"] = 1
-        if recurrent := metadata.get(f"{arch}.attention.recurrent_layers"):
-            metadata[f"{arch}.attention.recurrent_layers"] = [*recurrent, False]
-        tensors |= {name: np.ones((8, 8), np.float32) for name in added}
-
-    after = planned(rewritten(case, tmp_path / "mtp.gguf", edit))
-    assert after.all_problems == before.all_problems == ()
-    assert after.config == before.config
-    assert [e.name for e in after.entries] == [e.name for e in before.entries]
-    assert set(added) == after.dropped.keys() - before.dropped.keys()
 
 
 @pytest.mark.parametrize("case", ["qwen3next", "qwen35", "qwen35moe"])

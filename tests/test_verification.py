@@ -32,6 +32,7 @@ transformers: Any = transformers_module  # its constructors carry no types
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
 
+ROOT = Path(__file__).resolve().parent.parent
 LAYER = "model.layers.2."
 LAYERS = 4
 
@@ -550,6 +551,27 @@ def test_against_another_source(good: Good, tmp_path: Path) -> None:
     assert all("values differ from the source" in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight", r"gate_proj\.weight comes from blk\.0\.ffn_up\.weight"),
+        ("blk.{i}.attn_k.weight", "blk.{i}.attn_v.weight", r"k_proj\.weight comes from blk\.0\.attn_v\.weight"),
+        ("token_embd.weight", "output.weight", r"embed_tokens\.weight comes from output\.weight"),
+    ],
+)
+def test_a_wrong_arch_map_is_found_by_llama_cpp_s_names(first: str, second: str, words: str, tmp_path: Path) -> None:
+    """Two tensors of one shape exchanged: every value agrees with a plan from the same map."""
+    text = (ROOT / "arch_maps/llama.toml").read_text()
+    other = {f'"{first}': f'"{second}', f'"{second}': f'"{first}'}  # as an equation begins
+    text, n = re.subn("|".join(map(re.escape, other)), lambda match: other[match[0]], text)
+    assert n == 2
+    (tmp_path / "map.toml").write_text(text)
+    source = tiny_model(tmp_path / "m.gguf", tied=False, kv_heads=4)
+    gguf2st.convert(source, tmp_path / "out", arch_map=tmp_path / "map.toml")
+    assert gguf2st.verify(tmp_path / "out", model=True).ok
+    assert_found(gguf2st.verify(tmp_path / "out", source, arch_map=tmp_path / "map.toml"), words)
+
+
 # --- No false alarms ---------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
@@ -620,6 +642,30 @@ def test_checkpoints_of_transformers_pass(config: str, tmp_path: Path) -> None:
     assert gguf2st.verify(tmp_path, model=True).problems == ()
 
 
+def test_layers_that_are_empty_by_design(tmp_path: Path) -> None:
+    """Nemotron Ultra: some layers have lost attention and feed-forward, in the middle and at the end."""
+    made = transformers.LlamaConfig(**SMALL)
+    model = transformers.AutoModelForCausalLM.from_config(made).to(torch.bfloat16)
+    empty = {"layers.2.", "layers.4."}
+    state = {n: t for n, t in model.state_dict().items() if not any(word in n for word in empty)}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    blocks = [{"attention": {"no_op": i in (2, 4)}, "ffn": {"no_op": i in (2, 4), "ffn_mult": None}} for i in range(5)]
+    config = json.loads(made.to_json_string()) | {"model_type": "nemotron-nas", "dtype": "bfloat16"}
+    config |= {"architectures": ["DeciLMForCausalLM"], "block_configs": blocks}
+
+    def problems() -> tuple[str, ...]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return gguf2st.verify(tmp_path).problems
+
+    assert problems() == ()
+    blocks[2]["ffn"]["no_op"] = False
+    assert problems() == ("no tensors at all for model.layers.2",)
+    blocks[2]["ffn"]["no_op"] = True
+    blocks[4]["attention"]["no_op"] = False
+    assert problems() == ("config.json says 5 layers, the tensors of model.layers 4",)
+
+
 ODDITIES = {
     "bigbird_pegasus": "its configuration says tied, its class is not",
     "cpmant": "its configuration says tied, its class is not",
@@ -663,4 +709,4 @@ def _on_meta(model_type: str, class_name: str, layers: int = 6) -> Checkpoint:
 def _rows(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Row]]:
     for name, t in tensors.items():
         if t.is_floating_point():
-            yield name, Row(Path("model.safetensors"), "F32", tuple(t.shape), 0, t.nbytes)
+            yield name, Row(name, Path("model.safetensors"), "F32", tuple(t.shape), 0, t.nbytes)

@@ -34,7 +34,7 @@ vocab_size  = "3"
 
 [[tensors]]
 if = "has('blk.0.ffn_gate.weight')"
-"model.layers.{i}.both.weight" = "blk.{i}.ffn_gate.weight, blk.{i}.ffn_up.weight | concat -> [2 * n, n]"
+"model.layers.{i}.both.weight" = "blk.{i}.ffn_gate.weight [n, n], blk.{i}.ffn_up.weight [n, n] | concat -> [2 * n, n]"
 """
 N = 4
 KEYS: dict[str, Any] = {"llama.block_count": 2, "llama.embedding_length": N, "llama.attention.scale": 0.75}
@@ -87,6 +87,30 @@ def test_rows_that_no_equation_takes_are_a_problem(tmp_path: Path) -> None:
     longer = {name: np.concatenate([x, x[:1]]) for name, x in FUSED.items()}
     (problem,) = _plan(tmp_path, longer).all_problems
     assert problem == "only a part of these tensors has a place: blk.{0..1}.attn_qkv.weight"
+
+
+def test_rows_that_two_equations_take_count_once(tmp_path: Path) -> None:
+    text = MAP.replace("rows(n, 2 * n)", "rows(0, n)")
+    (problem,) = _plan(tmp_path, FUSED, text).all_problems
+    assert problem == "only a part of these tensors has a place: blk.{0..1}.attn_qkv.weight"
+
+
+def test_rows_lost_after_a_join_are_a_problem(tmp_path: Path) -> None:
+    pairs = {f"blk.{i}.ffn_{x}.weight": _values(n, N, N) for i in range(2) for n, x in enumerate(("gate", "up"))}
+    text = MAP.replace("| concat -> [2 * n, n]", "| concat | rows(0, n) -> [n, n]")
+    (problem,) = _plan(tmp_path, SPLIT | pairs, text).all_problems
+    assert problem == "only a part of these tensors has a place: blk.{0..1}.ffn_gate.weight, blk.{0..1}.ffn_up.weight"
+
+
+@pytest.mark.parametrize(("gate", "up"), [((N + 1, N), (N - 1, N)), ((2 * N, N // 2), (N, N)), ((N,), (N, N))])
+def test_joined_tensors_have_the_shapes_that_the_equation_states(
+    gate: tuple[int, ...], up: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Rows that moved from one to the other would be a whole tensor of the right shape."""
+    pair = {f"blk.{i}.ffn_gate.weight": _values(0, *gate) for i in range(2)}
+    pair |= {f"blk.{i}.ffn_up.weight": _values(1, *up) for i in range(2)}
+    (problem,) = _plan(tmp_path, SPLIT | pair).all_problems
+    assert f"blk.{{0..1}}.ffn_gate.weight is {list(gate)}, not [n, n] = [4, 4]" in problem
 
 
 def test_layers_beyond_the_last_are_left_behind_with_the_reason(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ _COMMANDS = {
     "check": "every reason not to convert, at once",
     "plan": "the tensors a conversion would write, and from what",
     "verify": "prove a checkpoint whole, and equal to its source",
+    "push": "upload a checkpoint to the Hugging Face Hub, with a model card",
+    "batch": "convert many models, as a manifest says",
     "serve": "serve a checkpoint or a GGUF with vLLM, and watch it",
     "archs": "the supported architectures",
 }
@@ -40,7 +42,7 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, 6 cannot write, "
-    "7 serving failed, 8 Hub, 130 interrupted.",
+    "7 serving failed, 8 Hub, 9 a model of a batch failed, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="gguf2st")
 def cli() -> None:

@@ -1,33 +1,63 @@
 """`gguf2st archs`."""
 
 import json
+import shutil
+import sys
 
 import click
 
 from gguf2st.cli.common import json_option, table
+from gguf2st.errors import UsageError
+
+COLUMNS = {"arch": "GGUF", "hf_class": "HF CLASS", "proof": "PROOF", "map": "MAP", "when": "WHEN"}
+"""Keys of the JSON rows and titles of the table, whose last columns go first where a terminal is narrow."""
 
 
 @click.command("archs")
+@click.argument("word", required=False, default="")
 @json_option
-def command(as_json: bool) -> None:
-    """List the supported architectures, from the arch maps.
+def command(word: str, as_json: bool) -> None:
+    """List the supported architectures and how each is proven; with WORD, those that have it in a name.
+
+    \b
+    Proofs, of tiny models that go through llama.cpp's own converter and back:
+      logits   weights and configuration are equal, and so are the logits of transformers and llama.cpp
+      model    weights, configuration and the logits of transformers; llama.cpp cannot be compared
+      weights  weights and configuration; transformers has no class that could run them
+      none     no round trip
 
     \b
     Examples:
       gguf2st archs
+      gguf2st archs qwen
+      gguf2st archs ForSequenceClassification --json
     """
     from gguf2st.mapfile import all_maps
+    from gguf2st.proofs import NO_PROOF, read_proofs
 
+    proofs = read_proofs()
     rows = [
         {
             "arch": m.arch,
+            "hf_class": ", ".join(m.constants.get("architectures", ["by the file"])),
+            "proof": proofs.get(m.name, NO_PROOF).level,
             "map": m.name,
-            "hf_class": ", ".join(m.constants.get("architectures", [])),
             "when": "" if m.when.text == "True" else m.when.text,
         }
         for m in all_maps()
     ]
+    rows = [row for row in rows if any(word.lower() in row[key].lower() for key in ("arch", "hf_class", "map"))]
+    if not rows:
+        raise UsageError(f"no architecture, class or arch map is named like {word!r}", hint="`gguf2st archs` lists all")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    click.echo(table([("GGUF", "MAP", "HF CLASS", "WHEN"), *(tuple(r.values()) for r in rows)]))
+    columns = list(COLUMNS)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    while (text := _table(rows, columns)) and len(columns) > 2 and 0 < width < max(map(len, text.splitlines())):
+        columns.pop()
+    click.echo(text)
+
+
+def _table(rows: list[dict[str, str]], columns: list[str]) -> str:
+    return table([tuple(COLUMNS[key] for key in columns), *(tuple(row[key] for key in columns) for row in rows)])

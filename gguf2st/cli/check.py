@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table, tokenizer_pre_option
+from gguf2st.errors import Gguf2stError
+from gguf2st.quoting import shell_line
 
 if TYPE_CHECKING:
-    from gguf2st.serving.preflight import ServingPreflight
+    from gguf2st.serving.preflight import Repacking, ServingPreflight
 
 
 @click.command("check")
@@ -26,19 +27,26 @@ def command(
 ) -> None:
     """List every reason not to convert a model, and what vLLM will do with the result. Reads headers only.
 
-    Exit code 0: it can be converted; 3: the source is bad; 4: it cannot be converted.
+    Of a model on the Hub, a few megabytes are fetched. Exit code 0: it can be converted; 3: the source is bad; 4: it
+    cannot be converted; 8: the Hub does not answer, or refuses.
 
     \b
     Examples:
+      gguf2st check org/repo:Q4_K_M
       gguf2st check model.gguf && gguf2st convert model.gguf
       gguf2st check model.gguf --context-length 32768
     """
     from gguf2st import api
     from gguf2st.serving.preflight import preflight_source
 
-    problems = api.problems(src, arch_map=arch_map, tokenizer_pre=tokenizer_pre)
+    try:
+        header = api.open_gguf(src)
+    except Gguf2stError as err:
+        _show_unreadable(err, as_json=as_json)
+        sys.exit(err.exit_code)
+    problems = api.problems(header, arch_map=arch_map, tokenizer_pre=tokenizer_pre)
     code = min((c for c, _ in problems), default=0)
-    serving = None if problems else preflight_source(src, context_length=context_length, arch_map=arch_map)
+    serving = None if problems else preflight_source(header, context_length=context_length, arch_map=arch_map)
     if as_json:
         result = {"convertible": not problems, "exit_code": code, "problems": [t for _, t in problems]}
         click.echo(json.dumps(result | {"serving": serving and dataclasses.asdict(serving)}))
@@ -47,10 +55,31 @@ def command(
     if serving and not as_json:
         options = [*(("--arch-map", str(arch_map)) if arch_map else ())]
         options += ("--tokenizer-pre", tokenizer_pre) if tokenizer_pre else ()
-        command_line = printable(shlex.join(["gguf2st", "convert", src, *options]))
+        command_line = shell_line(["gguf2st", "convert", src, *options])
         click.echo(f"{click.style('ok', fg='green', bold=True)}: {command_line}")
         _show(serving)
     sys.exit(code)
+
+
+def _show_unreadable(err: Gguf2stError, *, as_json: bool) -> None:
+    """A source that cannot be opened is the one problem; its details say what there is instead."""
+    if as_json:
+        result = {"convertible": False, "exit_code": err.exit_code, "problems": [err.message], "serving": None}
+        click.echo(json.dumps(result | {"details": err.problems, "hint": err.hint}))
+        return
+    click.echo(f"{click.style('problem', fg='red', bold=True)}: {printable(err.message)}")
+    for line in err.problems:
+        click.echo(f"  - {printable(line)}")
+    if err.hint:
+        click.echo(f"{click.style('hint', fg='cyan', bold=True)}: {printable(err.hint)}")
+
+
+def _repacking(one: "Repacking") -> str:
+    from gguf2st.report import human_bytes
+
+    kernels = "; ".join(f"{name}: {one.kernels[name]}" for name in one.formats)
+    limits = f"; {'; '.join(one.notes)}" if one.notes else ""
+    return f"--repack {one.mode} gives {human_bytes(one.weights_nbytes)} ({kernels}){limits}"
 
 
 def _show(serving: "ServingPreflight") -> None:
@@ -67,6 +96,7 @@ def _show(serving: "ServingPreflight") -> None:
         ("weights", human_bytes(serving.weights_nbytes)),
         ("KV cache", f"{cache} for a request of {serving.context_length} tokens ({serving.kv_text})"),
         ("parallel", f"--tensor-parallel-size {parallel}"),
+        *(("repack", _repacking(one)) for one in serving.repackings),
         ("avoid", serving.pitfalls[0]),
     ]
     click.echo(f"serving with vLLM {serving.vllm}:")

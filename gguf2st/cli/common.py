@@ -6,15 +6,19 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from threading import Lock
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import click
 
-from gguf2st.errors import INTERRUPTED, Gguf2stError
+from gguf2st.errors import INTERRUPTED, Gguf2stError, OutputError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 arch_map_option = click.option(
@@ -27,10 +31,41 @@ tokenizer_pre_option = click.option(
     metavar="NAME",
     help="How words are split, as a tokenizer.ggml.pre name, whatever the file says.",
 )
-source_argument = click.argument("src", metavar="SRC")
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="Of weights and scales that are numbers. By default bfloat16; with --repack float16, unless the model needs "
+    "the range of bfloat16.",
+)
+repack_option = click.option(
+    "--repack",
+    type=click.Choice(["none", "exact", "near", "int4"]),
+    default="none",
+    show_default=True,
+    help="Keep weights quantized, in formats that vLLM serves.",
+)
 
+_SELECT = "gguf2st.select"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+def source_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """SRC, and --select, which is another way to write `SRC:TEXT`."""
+    select = click.option(
+        "--select",
+        metavar="TEXT",
+        is_eager=True,  # known when SRC is read
+        expose_value=False,
+        callback=lambda ctx, _param, text: ctx.meta.__setitem__(_SELECT, text),
+        help="Which of several models of a folder or repository: Q4_K_M, a file's name or any word of it.",
+    )
+    return click.argument("src", metavar="SRC", callback=_with_selection)(select(command))
+
+
+def _with_selection(ctx: click.Context, _param: click.Parameter, src: str) -> str:
+    text = ctx.meta.get(_SELECT)
+    return f"{src}:{text}" if text else src
 
 
 class Size(click.ParamType[int]):
@@ -51,14 +86,23 @@ class Size(click.ParamType[int]):
 def run(command: click.Command, args: list[str] | None) -> Any:
     """Run the command line and exit; every expected failure is one message and its code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
+    try:
+        _dispatch(command, args)
+    except OSError as err:
+        sys.exit(_cannot_print(err))
+
+
+def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
     try:
         command.main(args=args, standalone_mode=False, prog_name="gguf2st", color=_color())
     except click.exceptions.Exit as err:
         sys.exit(err.exit_code)
     except click.ClickException as err:
-        err.show()
+        with suppress(OSError):
+            err.show()
         sys.exit(err.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _say(click.style("interrupted", fg="red", bold=True))
@@ -70,11 +114,32 @@ def run(command: click.Command, args: list[str] | None) -> Any:
             click.echo(json.dumps(facts))
         show_error(err)
         sys.exit(err.exit_code)
-    except BrokenPipeError:
-        # The reader of our output is gone; say nothing more, and keep the interpreter from flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except MemoryError:
+        show_error(Gguf2stError("out of memory", hint="see `ulimit -v` and the limits of the container"))
+        sys.exit(Gguf2stError.exit_code)
     sys.exit(0)
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that are closed to nobody: the next file opened would take a closed one's number, and what
+    a library prints would end in it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - until the end
+
+
+def _cannot_print(err: OSError) -> int:
+    """Say that standard output takes no more, unless its reader is just gone, and return the exit code."""
+    # What is still buffered would fail again when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(err, BrokenPipeError):
+        return 1
+    where = "standard output" if err.filename is None else str(err.filename)
+    show_error(OutputError(f"{where}: {err.strerror or err}"))
+    return OutputError.exit_code
 
 
 def show_error(err: Gguf2stError) -> None:
@@ -87,8 +152,9 @@ def show_error(err: Gguf2stError) -> None:
 
 
 def _say(text: str) -> None:
-    """One line on stderr."""
-    click.echo(text, err=True, color=_color())
+    """One line on stderr, if it takes one."""
+    with suppress(OSError):
+        click.echo(text, err=True, color=_color())
 
 
 def _color() -> bool | None:
@@ -97,11 +163,11 @@ def _color() -> bool | None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether the result was to be JSON on stdout: `--json`, or `--json -` of convert."""
+    """Whether the result was to be JSON on stdout: `--json`, or `--json -` of the commands that may write a file."""
     if "--json" not in arguments:
         return False
     after = arguments[arguments.index("--json") + 1 :]
-    return arguments[0] != "convert" or after[:1] == ["-"]
+    return arguments[0] not in ("convert", "batch") or after[:1] == ["-"]
 
 
 def printable(text: str) -> str:
@@ -121,13 +187,24 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(),
     return "\n".join(lines)
 
 
+class Advance(Protocol):
+    """Moves a bar: bytes just done, bytes in all, and what they are if not what the bar was made for."""
+
+    def __call__(self, done: int, total: int, label: str = "", /) -> None:
+        """So much more is done."""
+
+
 @contextmanager
-def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr from the first progress on; nothing unless stderr is a terminal and `show` holds."""
+def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator[Advance]:
+    """A bar on stderr from the first progress on; nothing unless stderr is a terminal and `show` holds.
+
+    Work under another label, such as a download before the conversion, has a bar of its own.
+    """
     if not show or not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda done, total, label="", /: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.theme import Theme
 
@@ -135,13 +212,21 @@ def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
     columns += [DownloadColumn(), TransferSpeedColumn()] if unit_bytes else [TextColumn("{task.percentage:>3.0f}%")]
     bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-    task = bar.add_task(label, total=None)
+    tasks: dict[str, TaskID] = {}
+    lock = Lock()
 
-    def advance(done: int, total: int) -> None:
-        bar.start()  # does nothing once it runs
-        bar.update(task, total=total, advance=done)
-        if bar.tasks[task].finished:
-            bar.update(task, description="finishing")
+    def advance(done: int, total: int, other: str = "", /) -> None:
+        with lock:  # several threads report
+            name = other or label
+            if name not in tasks:
+                for former in tasks.values():
+                    bar.update(former, visible=False)
+                tasks[name] = bar.add_task(escape(printable(name)), total=None)
+                bar.start()  # does nothing once it runs
+            task = tasks[name]
+            bar.update(task, total=total, advance=done)
+            if bar.tasks[task].finished:
+                bar.update(task, description="checking" if other else "finishing")
 
     try:
         yield advance

@@ -1,13 +1,16 @@
 """`gguf2st inspect`."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table
-from gguf2st.errors import TokenizerError
+from gguf2st.errors import TokenizerError, short
+from gguf2st.keys import brief
+from gguf2st.quoting import shell_word
 
 if TYPE_CHECKING:
     from gguf2st.header import Header
@@ -26,6 +29,7 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
     \b
     Examples:
       gguf2st inspect model.gguf
+      gguf2st inspect org/repo:Q4_K_M
       gguf2st inspect model.gguf --json | jq .metadata
     """
     from gguf2st import api
@@ -65,7 +69,7 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
     rows = [(q, str(n), human_count(elements), human_bytes(size)) for q, (n, elements, size) in ordered]
     click.echo(table(rows, right=frozenset({1, 2, 3})))
     click.echo("metadata")
-    click.echo(table([(printable(key), _brief(value)) for key, value in header.metadata.items()]))
+    click.echo(table([(printable(short(key, 100)), _brief(value)) for key, value in header.metadata.items()]))
     for name, text, refused in _templates(header):
         click.echo(f"chat template{f' {name}' if name else ''} ({len(text):,} characters; all of it with --json)")
         click.echo("".join(f"  {printable(line)[:110]}\n" for line in text.splitlines()[:TEMPLATE_LINES]), nl=False)
@@ -73,9 +77,9 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
             click.echo(f"  {click.style('transformers refuses', fg='yellow')}: {printable(problem)}")
     if problems:
         click.echo(f"{click.style('not convertible', fg='red', bold=True)}: {printable(problems[0][1])}")
-        click.echo(f"  {len(problems)} problem(s): `gguf2st check {printable(src)}` lists them")
+        click.echo(f"  {len(problems)} problem(s): `gguf2st check {shell_word(src)}` lists them")
     else:
-        click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {printable(src)}")
+        click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {shell_word(src)}")
 
 
 def _templates(header: "Header") -> list[tuple[str, str, list[str]]]:
@@ -89,16 +93,18 @@ def _templates(header: "Header") -> list[tuple[str, str, list[str]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Numeric arrays as JSON lists."""
+    """Numeric arrays as JSON lists, and what JSON has no number for as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value if isinstance(value, bool | int | float | str) else [_plain(v) for v in value]
 
 
 def _brief(value: Any) -> str:
     """One line for a metadata value: long texts are cut, arrays show their first items and their length."""
     if isinstance(value, str):
-        text = printable(value)
+        text = printable(value[:80])
         return text if len(text) <= 80 else f"{text[:77]}... ({len(value):,} characters)"
     if isinstance(value, bool | int | float):
         return str(value)
-    first = ", ".join(printable(repr(v)) for v in list(value[:4]))
+    first = ", ".join(printable(brief(v)) for v in list(value[:4]))
     return f"[{first}{', ...' if len(value) > 4 else ''}] ({len(value):,} items)"

@@ -46,12 +46,15 @@ def command(
 ) -> None:
     """Serve a checkpoint folder, or a GGUF converted once into a cache, with vLLM; watch it, and explain its death.
 
+    A GGUF is what `gguf2st convert` takes: a file, a folder, a model on the Hub or one of ollama's.
+
     vLLM is the one on PATH, or of --vllm-python. What follows -- is passed on to `vllm serve`. Ctrl-C ends every
     process. Exit code 7: vLLM did not start, died, or answered wrongly.
 
     \b
     Examples:
       gguf2st serve model.Q4_K_M.gguf
+      gguf2st serve org/repo:Q4_K_M
       gguf2st serve model --smoke --vllm-python ~/vllm/bin/python -- --enforce-eager --max-model-len 4096
       gguf2st serve model --proxy --restart 5 -- --tensor-parallel-size 2
     """
@@ -70,7 +73,12 @@ def command(
         log=log,
     )
     serving = False
-    with _hang_up_interrupts(), closing(serve(options, progress=lambda done, total: advance(done, total))) as events:
+    events = serve(
+        options,
+        progress=lambda done, total: advance(done, total),
+        download_progress=lambda done, total: advance(done, total, "downloading"),
+    )
+    with _hang_up_interrupts(), closing(events):
         with progress_bar("converting", show=not as_json) as advance:
             first = next(events)
         with _live_line(show=not as_json) as update:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gguf2st.cli.common import arch_map_option, json_option, progress_bar, show_error
+from gguf2st.cli.common import arch_map_option, json_option, printable, progress_bar, show_error
 from gguf2st.errors import VerifyError
 
 
@@ -20,6 +20,12 @@ from gguf2st.errors import VerifyError
     default=1.0,
     help="With --against, compare this share of each tensor's rows instead of all, such as 0.01.",
 )
+@click.option(
+    "--max-rel-rmse",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="With --against, what packed weights may lose where their format cannot hold the source's numbers; "
+    "0.01 for 8 bits, twice that for each bit less.",
+)
 @click.option("--model", is_flag=True, help="Compare with transformers' class too (needs gguf2st[verify]).")
 @click.option("--run", is_flag=True, help="Load and run it too, and compare with llama.cpp if --against is given.")
 @json_option
@@ -28,6 +34,7 @@ def command(
     folder: Path,
     against: str | None,
     sample: float,
+    max_rel_rmse: float | None,
     model: bool,
     run: bool,
     as_json: bool,
@@ -35,7 +42,8 @@ def command(
 ) -> None:
     """Prove a checkpoint whole: files, headers, index and config.json agree; with --against, every value is right.
 
-    Works on any Hugging Face folder, whoever wrote it. Exit code 5: something is wrong.
+    Works on any Hugging Face folder, whoever wrote it, also on one quantized by compressed-tensors. Exit code 5:
+    something is wrong.
 
     \b
     Examples:
@@ -44,19 +52,23 @@ def command(
       gguf2st verify model --against model.Q4_K_M.gguf --sample 0.01
     """
     from gguf2st import api
+    from gguf2st.source import locate
 
-    total = 0
+    total, source = 0, None
     if against and (folder / "config.json").is_file():
-        total = sum(s.n_elements for s in api.open_gguf(against).sources.values())
+        source = locate(against)
+        total = sum(s.n_elements for s in api.open_gguf(source).sources.values())
     with progress_bar("comparing", show=not as_json, unit_bytes=False) as advance:
         result = api.verify(
             folder,
-            against,
+            source or against,
             sample=sample,
+            max_rel_rmse=max_rel_rmse,
             model=model,
             run=run,
             arch_map=arch_map,
             progress=lambda n: advance(n, int(total * sample)),
+            download_progress=lambda done, all_of_it: advance(done, all_of_it, "downloading"),
         )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(result) | {"ok": result.ok}, indent=2))
@@ -66,10 +78,11 @@ def command(
         show_error(err)
         sys.exit(err.exit_code)  # not raised on: with --json the result has been printed
     if not as_json:
-        compared = f", {result.compared:,} values equal to the source" if against else ""
+        verb = "compared with" if any(loss.weights > loss.equal for loss in result.losses) else "equal to"
+        compared = f", {result.compared:,} values {verb} the source" if against else ""
         click.echo(
             f"{click.style('ok', fg='green', bold=True)} ({', '.join(result.levels)}): {result.tensors} tensors, "
             f"{result.parameters:,} parameters{compared}"
         )
-        for note in result.notes:
-            click.echo(f"  {note}")
+        for note in (*result.losses, *result.notes):
+            click.echo(f"  {printable(str(note))}")

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
+
+QUERY_SCALE = ("query_pre_attn_scalar", "no file has it; llama.cpp tells the 27B model by its 62 layers")
 
 
 @function("rope.", "attention.sliding_window", "attention.sliding_window_pattern")
@@ -12,7 +14,7 @@ def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, h
     """Gemma 3: five sliding-window layers with their own rope base, then a full one; scaling on full layers only.
 
     query_pre_attn_scalar is in no metadata key. llama.cpp decides it by the number of layers (62: the 27B model,
-    which uses hidden / heads), and so do we; every other published size uses head_dim.
+    which uses hidden / heads), and so do we; every other published size uses head_dim. The report says so.
     """
     window = scope.get("attention.sliding_window") or 0
     types = layer_types(scope, layers, default_pattern=6) if window else ["full_attention"] * layers
@@ -22,7 +24,7 @@ def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, h
     out: dict[str, Any] = {
         "sliding_window": window or None,
         "layer_types": types,
-        "query_pre_attn_scalar": hidden // heads if layers == 62 else head_dim,
+        "query_pre_attn_scalar": assumed(scope, hidden // heads if layers == 62 else head_dim, *QUERY_SCALE),
         "rope_theta": theta,
         "rope_local_base_freq": local,
         "rope_parameters": {

@@ -1,4 +1,4 @@
-"""Encoders that embed text: how tokens become one vector, padded positions, and ModernBERT's alternating windows."""
+"""Encoders that embed text: padded positions, labels of a classifier, and ModernBERT's alternating windows."""
 
 from typing import Any
 
@@ -7,26 +7,16 @@ from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
-_POOLING = ("NONE", "MEAN", "CLS", "LAST", "RANK")  # enum llama_pooling_type of llama.h
 
-
-@function("attention.causal", "pooling_type")
+@function("attention.causal")
 def encoder(scope: FileScope) -> dict[str, Any]:
-    """Nothing for config.json: says how the vectors of all tokens become one, which config.json has no key for.
+    """Nothing for config.json.
 
     Raises:
         MapError: the file's attention is causal: no encoder.
     """
     if scope.get("attention.causal") is not False:
         raise MapError("attention.causal is not false, so that the file holds no encoder")
-    kind = scope.get("pooling_type")
-    if kind is not None:
-        if kind >= len(_POOLING):
-            raise MapError(f"pooling_type is {kind}; 0 to {len(_POOLING) - 1} are known")
-        scope.note(
-            f"the model pools by {_POOLING[kind]}, which config.json cannot say: set it where you serve "
-            f'(vLLM: --pooler-config \'{{"pooling_type": "{_POOLING[kind]}"}}\')'
-        )
     return {}
 
 

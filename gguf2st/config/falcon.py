@@ -6,7 +6,8 @@ from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import rope
 
 FALCON_2_THETA = 500042.0
-"""rope_theta of Falcon2-11B (its config.json), the only published model with one norm and several key/value heads."""
+"""rope_theta of tiiuae/falcon-11B (config.json there: 60 layers, 32 heads, 8 key/value heads, rope_theta 500042.0), the
+only published model with one norm and several key/value heads; falcon-7b and falcon-40b have no such key, so 10000."""
 
 MULTIPLIERS = (
     "attention_in_multiplier",

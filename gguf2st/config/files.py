@@ -13,6 +13,15 @@ def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     return {**config, "dtype": dtype, "torch_dtype": dtype}
 
 
+def nested(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of keys with dots: {"text_config.head_dim": 64} -> {"text_config": {"head_dim": 64}}."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        outer, _, inner = key.partition(".")
+        out[outer] = {**out.get(outer, {}), inner: value} if inner else value
+    return out
+
+
 def token_ids(tokens: "SpecialTokens") -> dict[str, Any]:
     """The token ids that config.json and generation_config.json share."""
     ids = {"bos_token_id": tokens.bos, "eos_token_id": _one_or_list(tokens.end_ids), "pad_token_id": tokens.pad}
@@ -24,14 +33,15 @@ def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> d
 
     llama.cpp stores recommendations as general.sampling.*; names below are transformers'.
     """
+    always = token_ids(tokens) | ({"suppress_tokens": list(tokens.suppressed)} if tokens.suppressed else {})
     if metadata.get("general.sampling.temp") == 0:  # llama.cpp's way to say greedy
-        return token_ids(tokens) | {"do_sample": False}
+        return always | {"do_sample": False}
     sampling = {
         ours: value
         for theirs, ours, fits in _SAMPLING
         if _is_number(value := metadata.get(f"general.sampling.{theirs}")) and fits(value)
     }
-    return token_ids(tokens) | ({"do_sample": True} | sampling if sampling else {})
+    return always | ({"do_sample": True} | sampling if sampling else {})
 
 
 _SAMPLING: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (

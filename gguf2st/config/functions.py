@@ -51,3 +51,13 @@ def function(*reads: str) -> Callable[[_Fn], _Fn]:
         return fn
 
     return register
+
+
+@function()
+def assumed(scope: FileScope, value: Any, key: str, why: str) -> Any:
+    """`value`, with a line in the report: no file holds this key of config.json, or this one lacks it.
+
+    In a map it stands behind an `or`: `final_logit_softcapping or assumed(30.0, 'final_logit_softcapping', '...')`.
+    """
+    scope.note(f"{key} = {value!r} is assumed: {why}")
+    return value

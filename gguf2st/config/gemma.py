@@ -44,10 +44,13 @@ def gemma3n_layers(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
     scales = scope.get("activation_sparsity_scale")
     if not isinstance(scales, list) or len(scales) != layers or not all(isinstance(x, float) for x in scales):
         raise MapError(f"activation_sparsity_scale is {scales!r}; one number for each of {layers} layers was expected")
+    window = scope.get("attention.sliding_window")
+    if not window:
+        raise MapError("attention.sliding_window is missing, without which llama.cpp does not load the file")
     return {
         "intermediate_size": [ffn_of(scope, i) for i in range(layers)],
         "activation_sparsity_pattern": [round((1 + math.erf(x / math.sqrt(2))) / 2, 6) for x in scales],
-        "sliding_window": scope.get("attention.sliding_window") or 512,
+        "sliding_window": window,
         "layer_types": layer_types(scope, layers, default_pattern=5),
         "rope_theta": theta,
         "rope_local_base_freq": local,

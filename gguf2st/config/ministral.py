@@ -16,8 +16,9 @@ def ministral3_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     """Ministral 3: yarn, and queries times 1 + beta * log(1 + position // original context).
 
     llama.cpp takes mscale as 1, so that only mscale_all_dim is in the file. Where it is 1 too, yarn leaves the size of
-    queries and keys alone: transformers sees that in the two numbers; apply_yarn_scaling is for vLLM (not tried
-    there). transformers reads beta as llama_4_scaling_beta; llama_4_scaling is for vLLM.
+    queries and keys alone: transformers (modeling_rope_utils.py) and vLLM 0.32 (yarn_scaling_rope.py) see that in the
+    two numbers; vLLMs that did not read these took apply_yarn_scaling. transformers reads beta as llama_4_scaling_beta,
+    vLLM as llama_4_scaling (models/mistral.py).
 
     Raises:
         MapError: no yarn, or mscale_all_dim is neither 0 nor 1.
@@ -45,8 +46,9 @@ def ministral3_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
 def llama4_attention(scope: FileScope, layers: int, experts: int) -> dict[str, Any]:
     """Llama 4: three layers with chunked attention and rotary embedding, then a full one without.
 
-    No file holds the figures; those of llama.cpp, which has them in its code, are the published models'. A
-    sliding_window of 0 marks a model whose layers are all full and all have a rotary embedding.
+    No file holds the figures; those of llama.cpp, which has them in its code (llama4.cpp), are the published models',
+    and transformers' defaults of Llama4TextConfig. A sliding_window of 0 marks a model whose layers are all full and
+    all have a rotary embedding.
     """
     norm = experts != LLAMA4_NO_NORM_EXPERTS
     scope.note(f"use_qk_norm = {norm} is assumed: the file does not say, llama.cpp tells it by the number of experts")

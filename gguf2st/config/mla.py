@@ -6,7 +6,8 @@ from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import rope
 
 PUBLISHED_GROUPS = {(60, 160): (8, 3), (61, 256): (8, 4)}
-"""Layers and experts -> (n_group, topk_group) of DeepSeek-V2 and V2.5, and of V3 and R1, by their config.json."""
+"""Layers and experts -> (n_group, topk_group) of DeepSeek-V2 and V2.5 (config.json of deepseek-ai/DeepSeek-V2: 8 and 3,
+group_limited_greedy), and of V3 and R1 (transformers' DeepseekV3Config, whose defaults are theirs: 8 and 4)."""
 
 
 @function("rope.")

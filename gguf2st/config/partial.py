@@ -3,13 +3,14 @@
 import math
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.errors import MapError
 from gguf2st.header import shortest_float32
 
 PHIMOE_MSCALE = 1.243163121016122
-"""short_mscale and long_mscale of Phi-3.5-MoE, the only published model of its class (its config.json)."""
+"""short_mscale and long_mscale of microsoft/Phi-3.5-MoE-instruct, the only published model of its class (config.json
+there; transformers' tests/models/phimoe and mlx-lm's tests have the same figure)."""
 
 
 @function("rope.")
@@ -120,12 +121,14 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
 def minicpm_scales(scope: FileScope, layers: int, hidden: int, head_dim: int) -> dict[str, float]:
     """MiniCPM's factors as Granite's multipliers.
 
-    Files from before the keys: what llama.cpp had built in then, those of MiniCPM 1B and 2B (scale_emb 12, scale_depth
-    1.4, dim_model_base 256).
+    Files from before the keys: what llama.cpp has built in for them (models/minicpm.cpp), those of MiniCPM 1B and 2B
+    (scale_emb 12, scale_depth 1.4, dim_model_base 256).
     """
-    return {
-        "embedding_multiplier": scope.get("embedding_scale") or 12.0,
-        "residual_multiplier": scope.get("residual_scale") or 1.4 / math.sqrt(layers),
-        "logits_scaling": scope.get("logit_scale") or hidden / 256,
-        "attention_multiplier": 1 / math.sqrt(head_dim),
+    why = "llama.cpp takes it for a file from before the key"
+    built_in = {
+        "embedding_multiplier": ("embedding_scale", 12.0),
+        "residual_multiplier": ("residual_scale", 1.4 / math.sqrt(layers)),
+        "logits_scaling": ("logit_scale", hidden / 256),
     }
+    found = {ours: scope.get(key) or assumed(scope, value, ours, why) for ours, (key, value) in built_in.items()}
+    return found | {"attention_multiplier": 1 / math.sqrt(head_dim)}

@@ -28,6 +28,12 @@ def require_whole_heads(scope: FileScope, head_dim: int) -> None:
         raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
 
 
+@function("rope.dimension_sections")
+def has_sections(scope: FileScope) -> bool:
+    """Whether the rotary dimensions are shared out among the axes of an image; a text has one position on all."""
+    return scope.get("rope.dimension_sections") is not None
+
+
 def theta_of(scope: FileScope, key: str) -> float:
     """Rope base; llama.cpp's default where the key is absent (hparams.rope_freq_base_train = 10000)."""
     theta = scope.get(key)

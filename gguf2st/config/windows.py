@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 
 _KEYS = ("attention.sliding_window", "attention.sliding_window_pattern")
@@ -15,12 +15,14 @@ def sliding_layers(scope: FileScope, layers: int, pattern: int, window: int) -> 
 
     Args:
         pattern: every n-th layer sees everything, where the file does not say which.
-        window: where the file does not say.
+        window: llama.cpp's where the file does not say.
     """
     found = scope.get("attention.sliding_window")
     if found == 0:
         return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
-    return {"sliding_window": found or window, "layer_types": layer_types(scope, layers, default_pattern=pattern)}
+    if found is None:
+        found = assumed(scope, window, "sliding_window", "llama.cpp takes it where the file does not say")
+    return {"sliding_window": found, "layer_types": layer_types(scope, layers, default_pattern=pattern)}
 
 
 @function("rope.", *_KEYS)

@@ -4,19 +4,15 @@ A kernel is compiled when its (type, dtype) pair is first used, in about 0.1 CPU
 cache, or in memory only where no cache folder can be written.
 """
 
-from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from gguf2st.kernels import cpu_codebooks  # noqa: F401  (registers the bodies that use tables)
 from gguf2st.kernels.cpu_access import BF16_ARRAY, F16_ARRAY
 from gguf2st.kernels.cpu_bodies import BODIES
+from gguf2st.kernels.cpu_cache import run
 from gguf2st.quants.codebooks import table
 from gguf2st.quants.layout import TYPES, undecodable
 
@@ -31,38 +27,6 @@ _ELEMENTS: dict[str, tuple[type[np.generic], type[np.generic]]] = {
 """Output dtype -> (elements of the caller's array, elements that the kernel sees)."""
 
 _SAME_BITS = {("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")}
-
-
-@cache
-def _source_digest() -> str:
-    """Names the version of the kernels. numba's cache only watches the file of a kernel, not what it calls."""
-    return sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:12]
-
-
-@cache
-def _in_memory(function: Callable[..., Any]) -> Any:
-    """`function`, to be compiled at its first call."""
-    return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-@cache
-def _on_disk(function: Callable[..., Any]) -> Any:
-    """`function`, to be loaded from the disk cache or compiled into it; without a writable folder, `_in_memory`."""
-    function.__qualname__ = f"{function.__name__}_{_source_digest()}"  # becomes part of the name of the cache file
-    try:
-        return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError as error:
-        if "no locator available" not in str(error):
-            raise
-        return _in_memory(function)
-
-
-def _run(function: Callable[..., Any], *args: npt.NDArray[Any]) -> Any:
-    """Call a kernel. A cache folder that fills up meanwhile must not stop a conversion: go on without it."""
-    try:
-        return _on_disk(function)(*args)
-    except OSError:  # only the cache does input and output, before the kernel runs
-        return _in_memory(function)(*args)
 
 
 def _element_types(dtype: str) -> tuple[type[np.generic], type[np.generic]]:
@@ -99,7 +63,7 @@ def dequantize(qtype: str, dtype: str, blocks: npt.NDArray[np.uint8], out: npt.N
     else:
         kernel = BODIES[qtype]
         tables = (table(name) for name in kernel.tables)
-        _run(kernel.function, blocks.reshape(-1), out.reshape(-1).view(marker), *tables)
+        run(kernel.function, blocks.reshape(-1), out.reshape(-1).view(marker), *tables)
 
 
 def count_nonfinite(dtype: str, out: npt.NDArray[Any]) -> int:
@@ -117,7 +81,7 @@ def count_nonfinite(dtype: str, out: npt.NDArray[Any]) -> int:
         raise ValueError(f"out is {out.dtype}, expected C-contiguous {np.dtype(element)} for {dtype}")
     exponent = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}[dtype]
     bits = out.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
-    return int(_run(_count_masked, bits, np.array([exponent], bits.dtype)))
+    return int(run(_count_masked, bits, np.array([exponent], bits.dtype)))
 
 
 def _count_masked(bits: npt.NDArray[Any], mask: npt.NDArray[Any]) -> int:

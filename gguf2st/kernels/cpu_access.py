@@ -35,7 +35,7 @@ F16_ARRAY = np.int16
 """Element type that marks an output array as float16 bits."""
 
 
-def _data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+def data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
     """Pointer to the first element of a numba array."""
     return context.make_array(array_type)(context, builder, array).data
 
@@ -51,7 +51,7 @@ def _loader(stored: ir.Type, result: Any, convert: Callable[[Any, Any], Any]) ->
 
     def load(typing_context: Any, array: Any, offset: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            base = builder.bitcast(_data(context, builder, signature.args[0], args[0]), _I8.as_pointer())
+            base = builder.bitcast(data(context, builder, signature.args[0], args[0]), _I8.as_pointer())
             pointer = builder.bitcast(builder.gep(base, [args[1]]), stored.as_pointer())
             value = builder.load(pointer, align=1)
             value.set_metadata("noalias", _output_scope(builder))
@@ -73,6 +73,11 @@ def _half_to_float(b: Any, h: Any) -> Any:
     bits = b.select(b.icmp_unsigned("<", magnitude, _I32(0x7C00)), normal, nonfinite)
     bits = b.select(b.icmp_unsigned("<", magnitude, _I32(0x0400)), subnormal, bits)
     return b.bitcast(b.or_(bits, b.shl(b.and_(word, _I32(0x8000)), _I32(16))), _F32)
+
+
+def _bf16_to_float(b: Any, h: Any) -> Any:
+    """bfloat16 bits -> float32."""
+    return b.bitcast(b.shl(b.zext(h, _I32), _I32(16)), _F32)
 
 
 def _float_to_bf16(b: Any, x: Any) -> Any:
@@ -115,12 +120,23 @@ _ROUND: dict[Any, Callable[[Any, Any], Any]] = {
     types.int16: _float_to_f16,
 }
 
+_WIDEN: dict[Any, Callable[[Any, Any], Any]] = {
+    types.float32: lambda b, x: x,
+    types.uint16: _bf16_to_float,
+    types.int16: _half_to_float,
+}
+
+
+def round_to(builder: Any, dtype: Any, x: Any) -> Any:
+    """float32 -> the float32 that an array of numba type `dtype` stores for it."""
+    return _WIDEN[dtype](builder, _ROUND[dtype](builder, x))
+
 
 def _put(typing_context: Any, values: Any, index: Any, x: Any) -> Any:
     rounded = _ROUND[values.dtype]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        pointer = builder.gep(data(context, builder, signature.args[0], args[0]), [args[1]])
         builder.store(rounded(builder, args[2]), pointer).set_metadata("alias.scope", _output_scope(builder))
         return context.get_dummy_value()
 
@@ -147,11 +163,11 @@ u16: Callable[[Bytes, int], int] = _loader(_I16, types.intp, lambda b, v: b.zext
 """Unsigned 16-bit word at a byte offset."""
 u32: Callable[[Bytes, int], int] = _loader(_I32, types.intp, lambda b, v: b.zext(v, _I64))
 """Unsigned 32-bit word at a byte offset."""
+u64: Callable[[Bytes, int], int] = _loader(_I64, types.int64, lambda b, v: v)
+"""64-bit word at a byte offset, as a signed integer."""
 load_f16: Callable[[Bytes, int], float] = _loader(_I16, types.float32, _half_to_float)
 """float16 at a byte offset, as float32."""
-load_bf16: Callable[[Bytes, int], float] = _loader(
-    _I16, types.float32, lambda b, v: b.bitcast(b.shl(b.zext(v, _I32), _I32(16)), _F32)
-)
+load_bf16: Callable[[Bytes, int], float] = _loader(_I16, types.float32, _bf16_to_float)
 """bfloat16 at a byte offset, as float32."""
 load_f32: Callable[[Bytes, int], float] = _loader(_F32, types.float32, lambda b, v: v)
 """float32 at a byte offset."""

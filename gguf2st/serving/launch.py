@@ -12,9 +12,11 @@ from pathlib import Path
 
 from gguf2st import __version__
 from gguf2st.errors import ServeError, SourceError, UsageError, VerifyError
-from gguf2st.plan import DTYPE_NBYTES
+from gguf2st.plan import DTYPES
+from gguf2st.quoting import shell_word
 from gguf2st.serving.arguments import VllmArguments
-from gguf2st.source import default_output, find_files
+from gguf2st.source import locate
+from gguf2st.verification.checkpoint import read_json
 
 LOCAL = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -72,17 +74,18 @@ def checkpoint(
     cache: Path | None = None,
     dtype: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    download_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Path, bool]:
     """The checkpoint folder to serve for `src`, and whether it was converted just now.
 
-    A GGUF is converted once into a cache folder, named by what its files are (path, size, time of change), by
-    `dtype` and by our version; a later call finds it there.
+    A GGUF is converted once into a cache folder, named by what its files are (path, size, time of change, or the Hub's
+    commit), by `dtype` and by our version; a later call finds it there.
 
     Args:
         src: a checkpoint folder, or what `gguf2st convert` takes.
         cache: folder for converted models; `default_cache()` by default.
         dtype: of the conversion; bfloat16 by default.
-        progress: as for `convert`.
+        progress, download_progress: as for `convert`.
 
     Raises:
         Gguf2stError: as `convert` does.
@@ -92,19 +95,24 @@ def checkpoint(
         return path, False
     if path.is_dir() and any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
         raise SourceError(f"{path}: safetensors without a config.json", hint="give a complete checkpoint folder")
-    files = find_files(src)
-    dtype = dtype if dtype in DTYPE_NBYTES else "bfloat16"
-    identity = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    digest = hashlib.sha256(json.dumps([__version__, identity, dtype]).encode()).hexdigest()[:12]
-    name = default_output(files).name.removesuffix("-safetensors")
+    model = locate(src)
+    dtype = dtype if dtype in DTYPES else "bfloat16"
+    identity: list[object] = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in model.paths]
+    digest = hashlib.sha256(json.dumps([__version__, identity or model.files, dtype]).encode()).hexdigest()[:12]
+    name = model.output.name.removesuffix("-safetensors")
     folder = (cache or default_cache()) / f"{name}-{digest}"
     if folder.is_dir():
         return folder, False
     from gguf2st import api
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    api.convert(src, folder, dtype=dtype, progress=progress)
+    api.convert(model, folder, dtype=dtype, progress=progress, download_progress=download_progress)
     return folder, True
+
+
+def model_name(src: str | Path, folder: Path) -> str:
+    """What to call the model that `checkpoint` found for `src`: its folder's name, without what the cache adds."""
+    return Path(src).resolve().name if is_checkpoint(src) else folder.name.rpartition("-")[0]
 
 
 def default_cache() -> Path:
@@ -156,18 +164,18 @@ def plan_launch(
 
 def checkpoint_dtype(folder: Path) -> str:
     """The dtype to serve in: what config.json says, for vLLM's own choice turns float32 into 16 bits."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config") or {}
+    config = read_json(folder / "config.json", [])
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else {}
     dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
-    return str(dtype) if dtype in DTYPE_NBYTES else "auto"
+    return str(dtype) if dtype in DTYPES else "auto"
 
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the checkpoint brings a chat template; without one vLLM refuses chats."""
     if (folder / "chat_template.jinja").is_file():
         return True
-    path = folder / "tokenizer_config.json"
-    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
+    return bool(read_json(folder / "tokenizer_config.json", []).get("chat_template"))
 
 
 def find_vllm(python: Path | None) -> tuple[tuple[str, ...], str]:
@@ -193,7 +201,9 @@ def find_vllm(python: Path | None) -> tuple[tuple[str, ...], str]:
         raise ServeError(f"--vllm-python {python} cannot be run: {err}", hint="give a Python interpreter") from err
     if asked.returncode:
         why = asked.stderr.strip().splitlines()[-1:] or ["it failed"]
-        raise ServeError(f"--vllm-python {python} has no vLLM: {why[0]}", hint=f"{python} -m pip install vllm")
+        raise ServeError(
+            f"--vllm-python {python} has no vLLM: {why[0]}", hint=f"{shell_word(python)} -m pip install vllm"
+        )
     return (interpreter, "-m", "vllm.entrypoints.cli.main"), asked.stdout.strip()
 
 

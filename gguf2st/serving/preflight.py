@@ -3,7 +3,10 @@
 The table of classes was read from one vLLM version (`scripts/read_vllm_registry.py`); others may serve more or fewer.
 """
 
+import dataclasses
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gguf2st.header import Header
+    from gguf2st.plan import Entry, Plan
 
 TABLE = "vllm_0_32.json"
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -23,6 +27,18 @@ FORMATS: Mapping[str, str] = {
     "float32": "kernels everywhere, slow; a GPU's tensor cores stay unused",
 }
 """Output format -> on what vLLM runs it."""
+
+KERNELS: Mapping[str, str] = {
+    "int4_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
+    "int4_asym_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
+    "int4_g128": "GPUs from 7.5 (Marlin; 9.0: Machete) and CPUs",
+    "int8_g32": "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU",
+    "mxfp4": "GPUs from 8.0 (Marlin; 10.0: FlashInfer, which rounds activations to 4 bits too), no CPU",
+    "nvfp4": "GPUs from 7.5 (Marlin; 9.0: Humming; 10.0: FlashInfer), no CPU",
+    "gpt_oss_mxfp4": "GPUs from 8.0, by vLLM's own kernels for gpt-oss",
+}
+"""Packed format -> what has a kernel for it, by compute capability, as vLLM 0.32 chooses (kernels/linear/__init__.py
+there), read without the hardware. Packed experts have one on CPUs with AMX only."""
 
 RAW_GGUF = (
     "vllm serve MODEL.gguf fails: 'not a valid JSON file'. vLLM 0.24 and later read no GGUF by themselves",
@@ -50,6 +66,7 @@ class ServingPreflight:
         kv_text: how it is made up.
         tensor_parallel: size -> why it does not work, "" where it does.
         pitfalls: of giving vLLM the .gguf itself.
+        repackings: what `convert --repack` offers instead.
     """
 
     vllm: str
@@ -64,21 +81,80 @@ class ServingPreflight:
     kv_text: str
     tensor_parallel: Mapping[int, str]
     pitfalls: tuple[str, ...]
+    repackings: tuple["Repacking", ...] = ()
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """What `convert --repack` would make of a source.
+
+    Attributes:
+        mode: exact, near or int4; modes that give the same as the one before are left out.
+        dtype: of what is not packed.
+        weights_nbytes: of all tensors of the checkpoint.
+        formats: packed format -> bytes of the weights in it.
+        kernels: packed format -> what has kernels for it.
+        notes: sizes of tensor parallelism that would cut groups.
+    """
+
+    mode: str
+    dtype: str
+    weights_nbytes: int
+    formats: Mapping[str, int]
+    kernels: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 def preflight_source(
     src: "str | Path | Header", *, context_length: int | None = None, arch_map: Path | None = None
 ) -> ServingPreflight:
-    """Say what vLLM will do with a GGUF once it is converted to bfloat16. Arguments as for `preflight` and `make_plan`.
+    """Say what vLLM will do with a GGUF once it is converted, to bfloat16 or repacked.
+
+    Arguments as for `preflight` and `make_plan`.
 
     Raises:
         Gguf2stError: it cannot be planned; `gguf2st check` says why.
     """
-    from gguf2st import api
+    from gguf2st import api, build
+    from gguf2st.choice import choose
+    from gguf2st.header import Header
 
-    plan = api.make_plan(src, arch_map=arch_map)
-    nbytes = sum(shard.nbytes for shard in plan.shards)
-    return preflight(plan.config, dtype="bfloat16", weights_nbytes=nbytes, context_length=context_length)
+    header = src if isinstance(src, Header) else api.open_gguf(src)
+    built = build.build(header, arch_map=arch_map)
+    plan = choose(built)
+    found = preflight(plan.config, dtype=plan.dtype, weights_nbytes=_nbytes(plan), context_length=context_length)
+    return dataclasses.replace(found, repackings=repackings(built))
+
+
+def repackings(built: "Plan") -> tuple[Repacking, ...]:
+    """What each mode of `convert --repack` makes of a plan of step 1, where it packs anything."""
+    from gguf2st import parallel
+    from gguf2st.choice import choose
+    from gguf2st.plan import DENSE
+    from gguf2st.schemes import MODES
+
+    found: list[Repacking] = []
+    for mode in MODES:
+        plan = choose(built, None, mode)
+        formats: Counter[str] = Counter()
+        for entry in plan.entries:
+            if entry.scheme != DENSE:
+                formats[entry.scheme] += _entry_nbytes(entry)
+        if formats and (not found or formats != found[-1].formats):
+            kernels = {name: KERNELS[name] for name in formats}
+            notes = tuple(note for note in parallel.notes(plan) if note.startswith("not "))
+            found.append(Repacking(mode, plan.dtype, _nbytes(plan), dict(formats), kernels, notes))
+    return tuple(found)
+
+
+def _nbytes(plan: "Plan") -> int:
+    return sum(map(_entry_nbytes, plan.entries))
+
+
+def _entry_nbytes(entry: "Entry") -> int:
+    from gguf2st.plan import DTYPE_NBYTES
+
+    return sum(math.prod(shape) * DTYPE_NBYTES[dtype] for _, dtype, shape in entry.tensors())
 
 
 def preflight(

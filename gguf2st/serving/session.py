@@ -24,7 +24,7 @@ class ServeOptions:
     """What to serve and how.
 
     Attributes:
-        src: a checkpoint folder, or a GGUF that is converted once into `cache`.
+        src: a checkpoint folder, or a GGUF (here, on the Hub or ollama's) that is converted once into `cache`.
         vllm_arguments: passed on to `vllm serve`.
         vllm_python: interpreter of vLLM's environment; `vllm` on PATH by default.
         port: where to listen; None: as vllm_arguments say, else 8000; 0: any free port.
@@ -48,13 +48,19 @@ class ServeOptions:
     log: IO[bytes] | None = None
 
 
-def serve(options: ServeOptions, *, progress: Callable[[int, int], None] | None = None) -> Generator[Event, None, None]:
+def serve(
+    options: ServeOptions,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    download_progress: Callable[[int, int], None] | None = None,
+) -> Generator[Event, None, None]:
     """Serve a model; closing the generator ends every process. Besides the events of `watch` there are "checkpoint",
     "command", and with `smoke` "smoke" for each answer and "done".
 
     Args:
         options: what to serve and how.
         progress: of a conversion: bytes just written, bytes in all.
+        download_progress: of a download before it: bytes just fetched, bytes in all.
 
     Raises:
         ServeError: no vLLM; it did not start, died, or answered wrongly.
@@ -66,7 +72,9 @@ def serve(options: ServeOptions, *, progress: Callable[[int, int], None] | None 
     launch.find_vllm(options.vllm_python)  # before a conversion that would be in vain
     host, port = passed.host or launch.LOCAL, launch.choose_port(options.port, passed.port)
     launch.require_free(host, port)
-    folder, converted = launch.checkpoint(options.src, cache=options.cache, dtype=passed.dtype, progress=progress)
+    folder, converted = launch.checkpoint(
+        options.src, cache=options.cache, dtype=passed.dtype, progress=progress, download_progress=download_progress
+    )
     if options.verify and not converted:
         launch.require_whole(folder)
     done = "converted to" if converted else "serving"
@@ -77,7 +85,7 @@ def serve(options: ServeOptions, *, progress: Callable[[int, int], None] | None 
         python=options.vllm_python,
         host=launch.LOCAL if options.proxy else host,
         port=launch.free_port() if options.proxy else port,
-        name=Path(options.src).resolve().name.removesuffix(".gguf"),
+        name=launch.model_name(options.src, folder),
     )
     yield Event("command", 0.0, "", shlex.join(plan.command), {"command": plan.command, "vllm": plan.vllm_version})
     url = launch.url(host, port)

@@ -1,6 +1,7 @@
 """Kind `gpt2`: byte-level BPE. The file holds tokens, merges and the name of a pre-tokenizer."""
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 from gguf2st.tokenizer.evidence import read_pretokenizer
 from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
 from gguf2st.tokenizer.pretokenizers import PreTokenizer
@@ -26,7 +27,7 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
         if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.issuperset(token)
     ]
     if letters:
-        shown = ", ".join(map(repr, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
+        shown = ", ".join(map(brief, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
         notes.append(
             f"tokenizers decodes {len(letters)} added tokens ({shown}) as single bytes "
             "instead of these letters; encoding is not affected"
@@ -67,5 +68,5 @@ def read_merges(metadata: Metadata) -> list[Pair]:
     merges = [tuple(line.split(" ")) for line in lines]
     if any(len(merge) != 2 for merge in merges):
         i = next(i for i, merge in enumerate(merges) if len(merge) != 2)
-        raise TokenizerError(f"{PREFIX}merges[{i}] is {lines[i]!r}, not two tokens with a space between")
+        raise TokenizerError(f"{PREFIX}merges[{i}] is {brief(lines[i])}, not two tokens with a space between")
     return merges

@@ -1,11 +1,13 @@
 """Take the original tokenizer files from a folder, after comparing their vocabulary with the GGUF's."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 from gguf2st.tokenizer import wordpiece
 from gguf2st.tokenizer.files import NAMED_ROLES, TokenizerFiles
 from gguf2st.tokenizer.special import special_tokens
@@ -41,13 +43,16 @@ TOKENIZER_FILES = (
 """What makes up a tokenizer; whatever of it the folder has is taken."""
 TOKENIZER_PATTERNS = [*TOKENIZER_FILES, f"{TEMPLATE_DIR}/*"]
 """The same as patterns of paths in a repository."""
+_FILLER = re.compile(r"\[PAD\d+\]")
+"""What llama.cpp's converter calls a token that only fills up the vocabulary. The number is that of the published
+tokenizer, which is not always the token's: XLM-R's are one apart."""
 
 
 def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
     """The tokenizer files of a Hugging Face folder, unchanged.
 
     Its tokenizer.json is compared with the GGUF token by token. Two things may differ, as llama.cpp's converter makes
-    them differ: tokens `[PAD<id>]` that only fill up the vocabulary, and U+2581 written as a space in added tokens.
+    them differ: tokens `[PAD<number>]` that only fill up the vocabulary, and U+2581 written as a space in added tokens.
 
     Special tokens that have another role in the folder give a note. A folder without a chat template gets the GGUF's.
 
@@ -86,8 +91,10 @@ def _require_loadable(path: Path) -> None:
     from tokenizers import Tokenizer
 
     try:
-        Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+        Tokenizer.from_buffer(path.read_bytes())  # it cannot open a name that is no text
+    except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise TokenizerError(f"{path} cannot be loaded: {error}", hint=COPY_HINT) from error
 
 
@@ -100,7 +107,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             continue
         try:
             content = json.loads(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TokenizerError(f"{path} is no JSON object: {error}", hint=COPY_HINT) from None
         if not isinstance(content, dict):
             raise TokenizerError(f"{path} is no JSON object but {type(content).__name__}", hint=COPY_HINT)
@@ -116,7 +123,7 @@ def _other_roles(config: Mapping[str, Any], metadata: Metadata) -> Iterator[str]
         theirs = token.get("content") if isinstance(token, dict) else token
         ours = None if i is None else tokens[i]
         if theirs is not None and ours is not None and theirs != ours:
-            yield f"{role}_token is {theirs!r} in the folder, {ours!r} in the GGUF: the folder's is taken"
+            yield f"{role}_token is {brief(theirs)} in the folder, {brief(ours)} in the GGUF: the folder's is taken"
 
 
 def _file_tokens(path: Path) -> dict[int, str]:
@@ -129,9 +136,9 @@ def _file_tokens(path: Path) -> dict[int, str]:
             tokens = {int(i): str(token) for token, i in vocab.items()}
         else:  # Unigram: [[token, score], ...]
             tokens = {i: str(token) for i, (token, _) in enumerate(vocab)}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise TokenizerError(
-            f"{path} is no tokenizer.json of the tokenizers library: {error!r}", hint=COPY_HINT
+            f"{path} is no tokenizer.json of the tokenizers library: {type(error).__name__}: {error}", hint=COPY_HINT
         ) from None
     return tokens | added
 
@@ -144,14 +151,14 @@ def _differences(theirs: dict[int, str], metadata: Metadata) -> Iterator[str]:
         kind = None if types is None else types[i]
         token = theirs.get(i)
         if token is None:
-            if ours != f"[PAD{i}]":
-                yield f"token {i}: {ours!r} in the GGUF, absent in the folder"
+            if not _FILLER.fullmatch(ours):
+                yield f"token {i}: {brief(ours)} in the GGUF, absent in the folder"
             continue
         if word_pieces:
             ours = wordpiece.spelled(ours, control=kind == CONTROL)
         if kind == USER_DEFINED:
             token, ours = token.replace(SPACE, " "), ours.replace(SPACE, " ")
         if token != ours:
-            yield f"token {i}: {tokens[i]!r} in the GGUF, {theirs[i]!r} in the folder"
+            yield f"token {i}: {brief(tokens[i])} in the GGUF, {brief(theirs[i])} in the folder"
     for i in sorted(theirs.keys() - range(len(tokens))):
-        yield f"token {i}: absent in the GGUF, {theirs[i]!r} in the folder"
+        yield f"token {i}: absent in the GGUF, {brief(theirs[i])} in the folder"

@@ -8,6 +8,7 @@ identify the vocabularies that most models share; the first signature that fits 
 from dataclasses import dataclass
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 from gguf2st.tokenizer.pretokenizers import BY_NAME, SUPPORTED, PreTokenizer
 from gguf2st.tokenizer.vocab import PREFIX, Metadata, read_text
 
@@ -80,10 +81,11 @@ def with_pretokenizer(metadata: Metadata, name: str) -> Metadata:
     kind = read_text(metadata, PREFIX + "model")
     if kind != "gpt2":
         raise TokenizerError(
-            f"only {PREFIX}model 'gpt2' has a pre-tokenizer to choose, not {kind!r}", hint="leave --tokenizer-pre out"
+            f"only {PREFIX}model 'gpt2' has a pre-tokenizer to choose, not {brief(kind)}",
+            hint="leave --tokenizer-pre out",
         )
     if name not in SUPPORTED:
-        raise TokenizerError(f"--tokenizer-pre {name!r} is not supported", problems=[_available()])
+        raise TokenizerError(f"--tokenizer-pre {brief(name)} is not supported", problems=[_available()])
     return {**metadata, PREFIX + "pre": name}
 
 
@@ -106,7 +108,7 @@ def read_pretokenizer(metadata: Metadata) -> PreTokenizer:
             "vocabulary is none that is known"
         )
     else:
-        message = f"{PREFIX}pre {name!r} is not supported"
+        message = f"{PREFIX}pre {brief(name)} is not supported"
     raise TokenizerError(message, hint=CHOOSE_HINT, problems=[_available()])
 
 

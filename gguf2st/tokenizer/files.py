@@ -7,13 +7,15 @@ from itertools import islice
 from typing import TypeVar
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 from gguf2st.tokenizer import bytelevel, rawtext, sentencepiece, unigram, wordpiece
 from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.parts import Json, Parts
 from gguf2st.tokenizer.pretokenizers import BY_NAME, QWEN2, QWEN35, RAW_TEXT
 from gguf2st.tokenizer.special import AddedToken, SpecialTokens, added_tokens, special_tokens
-from gguf2st.tokenizer.templates import read_templates, refused, template_path
-from gguf2st.tokenizer.vocab import CONTROL, COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
+from gguf2st.tokenizer.templates import read_templates, template_notes, template_path
+from gguf2st.tokenizer.unread import unread_notes
+from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
 
 T = TypeVar("T")
 
@@ -82,8 +84,7 @@ class _Plan:
 
     def text(self, i: int) -> str:
         """A token as tokenizer.json spells it."""
-        token = self.vocabulary.tokens[i]
-        return wordpiece.spelled(token, control=self.vocabulary.types[i] == CONTROL) if self.is_bert else token
+        return wordpiece.piece_of(self.vocabulary, i) if self.is_bert else self.vocabulary.tokens[i]
 
 
 def check_tokenizer(metadata: Metadata) -> list[str]:
@@ -140,7 +141,8 @@ def _plan(metadata: Metadata) -> _Plan:
     kind = _read_kind(metadata)
     vocabulary = read_vocabulary(metadata)
     special = special_tokens(metadata)
-    sep = special.add_sep and read_text(metadata, PREFIX + "model") == "bert"
+    is_bert = read_text(metadata, PREFIX + "model") == "bert"
+    sep = special.add_sep and is_bert
     for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos), ("sep", sep)):
         if wanted and getattr(special, role) is None:
             raise TokenizerError(f"{role.upper()} is to be added to each text, but the file has no {role}_token_id")
@@ -152,19 +154,15 @@ def _plan(metadata: Metadata) -> _Plan:
         if i is None:
             continue
         if i in added:
-            named[f"{role}_token"] = vocabulary.tokens[i]
+            # as tokenizer.json spells it: transformers would add any other spelling as one more token
+            named[f"{role}_token"] = wordpiece.piece_of(vocabulary, i) if is_bert else vocabulary.tokens[i]
         else:
             # transformers would match a named token in the text, and a normal token must not be
-            notes.append(f"{role}_token is not written: token {i} is the normal token {vocabulary.tokens[i]!r}")
+            notes.append(f"{role}_token is not written: token {i} is the normal token {brief(vocabulary.tokens[i])}")
     notes += _own_class_notes(metadata)
     templates = read_templates(metadata)
-    if not templates:
-        notes.append("no chat template in the file: none written")
-    for name, template in templates.items():
-        problems = refused(template)
-        if problems:
-            shown = f"chat template {name!r}" if name else "the chat template"
-            notes.append(f"transformers refuses {shown}: {'; '.join(problems)}")
+    notes += template_notes(templates)
+    notes += unread_notes(metadata)
     return _Plan(metadata, kind, vocabulary, special, added, named, templates, notes)
 
 
@@ -190,7 +188,7 @@ def _read_kind(metadata: Metadata) -> _Kind:
         return KINDS[name]
     if name in _INEXPRESSIBLE:
         raise TokenizerError(f"{PREFIX}model {name!r} cannot be rebuilt: {_INEXPRESSIBLE[name]}", hint=COPY_HINT)
-    found = f"{PREFIX}model {name!r} is not supported" if name else f"the file has no {PREFIX}model"
+    found = f"{PREFIX}model {brief(name)} is not supported" if name else f"the file has no {PREFIX}model"
     raise TokenizerError(found, hint=COPY_HINT, problems=[f"available: {', '.join(sorted(KINDS))}"])
 
 
@@ -305,7 +303,9 @@ def _check_parts(tokenizer: Json) -> None:
         model = model | {"vocab": {} if unk is None else {unk: 0}} | ({"merges": []} if "merges" in model else {})
     try:
         Tokenizer.from_str(json.dumps(tokenizer | {"model": model, "added_tokens": []}))
-    except Exception as error:  # the library raises nothing more precise
+    except BaseException as error:  # the library raises nothing more precise, and its panics are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise TokenizerError(f"tokenizers refuses the rebuilt tokenizer: {error}", hint=COPY_HINT) from error
 
 

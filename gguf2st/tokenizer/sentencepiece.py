@@ -34,7 +34,7 @@ DECODERS: tuple[Json, ...] = (
     {"type": "ByteFallback"},
     {"type": "Fuse"},
 )
-MAX_MERGE_CHARACTERS = 300_000_000
+MAX_MERGE_CHARACTERS = 50_000_000
 """Every split of every token may be a merge. Gemma 3's 262,144 tokens could have 9.4 million characters of them."""
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 

@@ -8,10 +8,12 @@ tokens more than their type. Four of its rules are left out on purpose:
 * `</s>` is no end of text by its spelling alone: where it is not a control token it is HTML (Qwen, Gemma).
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.pretokenizers import BY_NAME
 from gguf2st.tokenizer.vocab import (
@@ -28,7 +30,7 @@ from gguf2st.tokenizer.vocab import (
     read_tokens,
 )
 
-_KEYS = {
+ROLE_KEYS = {
     "bos": ("bos_token_id",),
     "eos": ("eos_token_id",),
     "eot": ("eot_token_id",),
@@ -152,6 +154,7 @@ class SpecialTokens:
         add_sep: SEP between two texts; with kind `bert` after each text too.
         ends_by_text: tokens that llama.cpp stops at for their spelling, in id order.
         not_ends: tokens that llama.cpp takes off its list again, see `special_tokens`.
+        suppressed: tokens that must never be generated.
     """
 
     bos: int | None
@@ -174,6 +177,7 @@ class SpecialTokens:
     add_sep: bool
     ends_by_text: tuple[int, ...]
     not_ends: tuple[int, ...]
+    suppressed: tuple[int, ...]
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -182,7 +186,7 @@ class SpecialTokens:
         return tuple(i for i in dict.fromkeys((*named, *self.ends_by_text)) if i not in self.not_ends)
 
 
-ROLES = tuple(field.name for field in fields(SpecialTokens) if field.name in _KEYS)
+ROLES = tuple(field.name for field in fields(SpecialTokens) if field.name in ROLE_KEYS)
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
     tokens = read_tokens(metadata)
     kind = read_text(metadata, PREFIX + "model") or ""
     types = read_numbers(metadata, "token_type", len(tokens)) if PREFIX + "token_type" in metadata else ()
-    ids = {role: _read_id(metadata, role, len(tokens)) for role in _KEYS}
+    ids = {role: _read_id(metadata, role, len(tokens)) for role in ROLE_KEYS}
     for role, default in _DEFAULT_IDS.get(kind, {}).items():
         if ids[role] is None and default < len(types) and types[default] in (CONTROL, UNKNOWN):
             ids[role] = default
@@ -234,6 +238,7 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
         add_sep=read_flag(metadata, "add_sep_token", kind == "bert" or (pre is not None and pre.add_sep)),
         ends_by_text=tuple(sorted(ends)),
         not_ends=tuple(_not_ends(spelled, "" if ids["eos"] is None else tokens[ids["eos"]])),
+        suppressed=_suppressed(metadata, len(tokens)),
     )
 
 
@@ -275,14 +280,24 @@ def _stripping(metadata: Metadata, vocabulary: Vocabulary, added: Iterable[int])
 
 
 def _read_id(metadata: Metadata, role: str, n_tokens: int) -> int | None:
-    for key in _KEYS[role]:
+    for key in ROLE_KEYS[role]:
         value = metadata.get(PREFIX + key)
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < n_tokens:
-            raise TokenizerError(f"{PREFIX}{key} is {value!r}, but the ids go from 0 to {n_tokens - 1}", hint=COPY_HINT)
+            raise TokenizerError(
+                f"{PREFIX}{key} is {brief(value)}, but the ids go from 0 to {n_tokens - 1}", hint=COPY_HINT
+            )
         return value
     return None
+
+
+def _suppressed(metadata: Metadata, n_tokens: int) -> tuple[int, ...]:
+    """`tokenizer.ggml.suppress_tokens`; ids outside the vocabulary are left out, as llama.cpp does."""
+    values = metadata.get(PREFIX + "suppress_tokens", ())
+    if not isinstance(values, array | list | tuple) or not all(type(value) is int for value in values):
+        raise TokenizerError(f"{PREFIX}suppress_tokens is {brief(values)}, not an array of ids", hint=COPY_HINT)
+    return tuple(i for i in values if 0 <= i < n_tokens)
 
 
 def _not_ends(ends: dict[str, int], eos: str) -> list[int]:

@@ -4,10 +4,12 @@ Compiling would already run parts of one: jinja2 computes constant expressions t
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gguf2st.errors import TokenizerError
+from gguf2st.fold import few
+from gguf2st.keys import brief
 from gguf2st.tokenizer.vocab import Metadata, read_text
 
 if TYPE_CHECKING:
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 TEMPLATE_KEY = "tokenizer.chat_template"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIR = "additional_chat_templates"
-_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+MAX_TEMPLATES = 100
+"""Most chat templates of a file, each of which becomes a file; models have up to four."""
+MAX_PARSED_CHARS = 100_000
+"""Characters of a file's templates that are looked through, which costs up to 10 us each; models' have 20,000."""
 
 _CHANGES_IN_PLACE = frozenset(
     (
@@ -31,7 +37,7 @@ _CHANGES_IN_PLACE = frozenset(
 def read_templates(metadata: Metadata) -> dict[str, str]:
     """Chat templates by name; the unnamed one has the name "".
 
-    Raises TokenizerError for a template that is no text, or a name that is no file name.
+    Raises TokenizerError for a template that is no text, a name that is no file name, or more than MAX_TEMPLATES.
     """
     templates = {}
     for key in metadata:
@@ -39,10 +45,12 @@ def read_templates(metadata: Metadata) -> dict[str, str]:
             continue
         name = key[len(TEMPLATE_KEY) + 1 :]
         if key != TEMPLATE_KEY and not _TEMPLATE_NAME.fullmatch(name):
-            raise TokenizerError(f"{key!r}: the name of the chat template cannot be a file name")
+            raise TokenizerError(f"{brief(key)}: the name of the chat template cannot be a file name")
         template = read_text(metadata, key)
         if template is not None:
             templates[name] = template
+    if len(templates) > MAX_TEMPLATES:
+        raise TokenizerError(f"the file has {len(templates):,} chat templates, more than {MAX_TEMPLATES}")
     return templates
 
 
@@ -51,13 +59,29 @@ def template_path(name: str) -> str:
     return f"{TEMPLATE_DIR}/{name}.jinja" if name else TEMPLATE_FILE
 
 
+def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
+    """What the user should know about chat templates: that there are none, or what transformers will refuse in them."""
+    if not templates:
+        yield "no chat template in the file: none written"
+    n_chars = 0
+    for name, template in templates.items():
+        shown = f"chat template {name!r}" if name else "the chat template"
+        n_chars += len(template)
+        if n_chars > MAX_PARSED_CHARS:
+            yield f"{shown} has {len(template):,} characters: it was not looked through"
+        elif problems := refused(template):
+            yield f"transformers refuses {shown}: {few(problems)}"
+
+
 def refused(template: str) -> list[str]:
     """What the sandbox of transformers will refuse in a template, in the order it appears, each once.
 
     transformers renders with jinja2's ImmutableSandboxedEnvironment and no loader: attributes that start with `_`,
     methods that change a list or a dict, and other templates are refused there, and so is what does not parse. A
-    template may still fail for what only shows when it runs.
+    template may still fail for what only shows when it runs. Nothing is said of one longer than MAX_PARSED_CHARS.
     """
+    if len(template) > MAX_PARSED_CHARS:
+        return []
     from jinja2 import TemplateError
 
     environment = _environment()

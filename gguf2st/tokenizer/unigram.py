@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from gguf2st.errors import TokenizerError
+from gguf2st.tokenizer.charsmap import read_charsmap
 from gguf2st.tokenizer.parts import Json, Parts
 from gguf2st.tokenizer.special import SpecialTokens
 from gguf2st.tokenizer.vocab import (
@@ -25,7 +26,6 @@ from gguf2st.tokenizer.vocab import (
     read_numbers,
 )
 
-_SIZE_NBYTES = 4
 GRAPHEMES_NOTE = (
     "tokenizers applies the map of characters to characters with all their marks, SentencePiece to the longest match: "
     "ids can differ in rare sequences of combining marks"
@@ -108,30 +108,6 @@ def _n_used(vocabulary: Vocabulary) -> int:
     while n_tokens and vocabulary.types[n_tokens - 1] == UNUSED:
         n_tokens -= 1
     return n_tokens
-
-
-def read_charsmap(metadata: Metadata) -> bytes:
-    """`tokenizer.ggml.precompiled_charsmap`: uint32 nbytes of the trie, the trie, replacements that end with NUL each.
-
-    Raises TokenizerError when it is no array of bytes or its parts do not add up.
-    """
-    values = metadata.get(PREFIX + "precompiled_charsmap")
-    if values is None:
-        return b""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TokenizerError(f"{PREFIX}precompiled_charsmap is not an array of bytes", hint=COPY_HINT)
-    try:
-        raw = bytes(value & 0xFF for value in values)  # files have int8 as well as uint8
-    except TypeError:
-        raise TokenizerError(f"{PREFIX}precompiled_charsmap is not an array of bytes", hint=COPY_HINT) from None
-    if not raw:
-        return b""
-    trie_nbytes = int.from_bytes(raw[:_SIZE_NBYTES], "little")
-    if trie_nbytes % 4 or not trie_nbytes or _SIZE_NBYTES + trie_nbytes >= len(raw) or raw[-1]:
-        raise TokenizerError(
-            f"{PREFIX}precompiled_charsmap is damaged: {len(raw)} bytes with a trie of {trie_nbytes}", hint=COPY_HINT
-        )
-    return raw
 
 
 def _normalizers(metadata: Metadata, *, prefix: bool) -> list[Json]:

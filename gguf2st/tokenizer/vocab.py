@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gguf2st.errors import TokenizerError
+from gguf2st.keys import brief
 
 Metadata: TypeAlias = Mapping[str, object]
 """GGUF key -> value: bool, int, float, str, list of str, or `array.array` for arrays of numbers."""
@@ -54,14 +55,16 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         # ids keeps the last place of each token, so the earlier ones show
-        twice = [f"{token!r} is token {i} and token {ids[token]}" for i, token in enumerate(tokens) if ids[token] != i]
+        twice = [
+            f"{brief(token)} is token {i} and token {ids[token]}" for i, token in enumerate(tokens) if ids[token] != i
+        ]
         raise TokenizerError(
             f"{PREFIX}tokens has {len(twice)} tokens more than once; llama.cpp refuses such a vocabulary too",
             hint=COPY_HINT,
             problems=_shown(twice),
         )
     if not _is_utf8("".join(tokens)):
-        broken = [f"token {i} is {token!r}" for i, token in enumerate(tokens) if not _is_utf8(token)]
+        broken = [f"token {i} is {brief(token)}" for i, token in enumerate(tokens) if not _is_utf8(token)]
         raise TokenizerError(
             f"{PREFIX}tokens has {len(broken)} tokens that are not UTF-8, which tokenizer.json cannot hold",
             hint=COPY_HINT,
@@ -107,7 +110,7 @@ def read_text(metadata: Metadata, key: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not _is_utf8(value):
-        raise TokenizerError(f"{key} is not a UTF-8 string: {str(value)[:80]!r}")
+        raise TokenizerError(f"{key} is not a UTF-8 string: {brief(value)}")
     return value
 
 
@@ -115,7 +118,7 @@ def read_flag(metadata: Metadata, key: str, default: bool) -> bool:
     """A bool of `tokenizer.ggml.*`, `default` when absent. Raises TokenizerError for another type."""
     value = metadata.get(PREFIX + key, default)
     if not isinstance(value, bool):
-        raise TokenizerError(f"{PREFIX}{key} is {value!r}, not a bool")
+        raise TokenizerError(f"{PREFIX}{key} is {brief(value)}, not a bool")
     return value
 
 

@@ -49,7 +49,7 @@ def parts(metadata: Metadata, vocabulary: Vocabulary, special: SpecialTokens) ->
         decoder={"type": "WordPiece", "prefix": CONTINUES, "cleanup": True},
         model={
             "type": "WordPiece",
-            "unk_token": vocabulary.tokens[special.unk],
+            "unk_token": piece_of(vocabulary, special.unk),
             "continuing_subword_prefix": CONTINUES,
             "max_input_chars_per_word": MAX_WORD_CHARS,
             "vocab": pieces(vocabulary),
@@ -71,6 +71,11 @@ def pieces(vocabulary: Vocabulary) -> dict[str, int]:
             f"{len(twice)} tokens are the same word piece as another", hint=COPY_HINT, problems=twice[:SHOWN]
         )
     return ids
+
+
+def piece_of(vocabulary: Vocabulary, i: int) -> str:
+    """Token `i` as WordPiece spells it."""
+    return spelled(vocabulary.tokens[i], control=vocabulary.types[i] == CONTROL)
 
 
 def spelled(token: str, *, control: bool) -> str:

@@ -1,6 +1,7 @@
 """Prove a checkpoint whole, without trusting what wrote it.
 
 1. structural: files, shard headers (read by the safetensors library), index and config.json agree with each other;
+   digests, where the conversion kept those of the shards: nothing has changed since;
 2. numerical: every value equals gguf-py's dequantization of the source, put through the plan's ops and cast;
 3. model: transformers' class, built on the meta device from config.json, has exactly these tensors;
 4. running: transformers loads it with nothing missing, NaN or Inf, and it reads a text as llama.cpp does.
@@ -13,13 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gguf2st.errors import VerifyError
-from gguf2st.plan import DTYPE_NBYTES, Plan
+from gguf2st.errors import VerifyError, short
+from gguf2st.plan import Plan
 from gguf2st.verification.checkpoint import FLOATS
-from gguf2st.verification.source import compare_configs, compare_names, compare_vocabulary
+from gguf2st.verification.digests import compare_digests
+from gguf2st.verification.packed import is_part, logical_tensors, transformers_limits, understood
+from gguf2st.verification.source import compare_configs, compare_names, compare_places, compare_vocabulary
 from gguf2st.verification.structural import read_checkpoint
+
+if TYPE_CHECKING:
+    from gguf2st.verification.numerical import Loss
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,11 @@ class Verification:
     Attributes:
         folder: the checkpoint.
         tensors, parameters, nbytes: what it holds.
-        levels: which of "structural", "numerical", "model", "running" were run.
+        levels: which of "structural", "digests", "numerical", "model", "running" were run.
         compared: values compared with the source.
         problems: one line each; empty when everything held.
-        notes: what running it showed.
+        notes: what running it showed, and what was not looked at.
+        losses: how the weights of each packed format compare with the source.
     """
 
     folder: str
@@ -43,6 +50,7 @@ class Verification:
     compared: int = 0
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    losses: tuple["Loss", ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -67,19 +75,22 @@ def verify_folder(
     configs: Mapping[str, Mapping[str, Any]] | None = None,
     values: bool = True,
     sample: float = 1.0,
+    max_rel_rmse: float | None = None,
     model: bool = False,
     run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
-    """Check a checkpoint folder, whoever wrote it.
+    """Check a checkpoint folder, whoever wrote it, quantized or not.
 
     Args:
         folder: with config.json and safetensors files.
         plan: of the source to compare with, laid out for the checkpoint's dtype (`checkpoint_dtype`).
         configs: what config.json and generation_config.json must say, by file name.
-        values: whether to compare every value and the vocabulary with the plan's source too, or only names, shapes and
-            `configs`.
+        values: whether to compare every value and the vocabulary with the plan's source too, and the digests that
+            the folder keeps, or only names, shapes and `configs`.
         sample: share of each tensor's rows whose values are compared.
+        max_rel_rmse: allowed for packed weights whose format cannot hold the source's numbers; by default what the
+            number of their bits can reach.
         model: also compare with transformers' class (needs the extra `gguf2st[verify]`).
         run: also load it with transformers and run it, and compare with llama.cpp on the plan's source where xllamacpp
             is installed.
@@ -92,42 +103,54 @@ def verify_folder(
     levels = ["structural"]
     ckpt = read_checkpoint(folder)
     compared = 0
+    losses: tuple[Loss, ...] = ()
+    notes: tuple[str, ...] = ()
+    if ckpt.rules is not None and not understood(ckpt.rules):
+        method = ckpt.rules.method or "unknown"
+        notes += (f"quantized by {method}, of which only names are checked: not the dtypes and shapes of its parts",)
+    notes += tuple(transformers_limits(ckpt))
     compare_configs(ckpt, configs or {})
+    if values:
+        hashed, changed = compare_digests(ckpt)
+        levels += ["digests"] if hashed else []
+        notes += tuple(changed)
     if plan is not None:
         compare_names(ckpt, plan)
     if plan is not None and values:
         from gguf2st.verification.numerical import compare_values
 
         levels.append("numerical")
+        compare_places(ckpt, plan)
         compare_vocabulary(ckpt, plan)
-        compared = compare_values(ckpt, plan, progress or (lambda n: None), sample)
+        result = compare_values(ckpt, plan, progress or (lambda n: None), sample, max_rel_rmse)
+        compared, losses = result.compared, tuple(result.losses.values())
     if model:
         levels.append("model")
         from gguf2st.verification.model import compare_model
 
         compare_model(ckpt)
-    notes: tuple[str, ...] = ()
     if run:
         levels.append("running")
         from gguf2st.verification.running import check_running
 
         running = check_running(folder, None if plan is None else plan.header)
         ckpt.problems += running.problems
-        notes = running.notes
+        notes += running.notes
     return Verification(
         folder=str(folder),
         tensors=len(ckpt.tensors),
-        parameters=sum(prod(t.shape) for t in ckpt.tensors.values()),
+        parameters=sum(prod(t.shape) for t in logical_tensors(ckpt).values()),
         nbytes=sum(t.nbytes for t in ckpt.tensors.values()),
         levels=tuple(levels),
         compared=compared,
-        problems=tuple(dict.fromkeys(ckpt.problems)),
+        problems=tuple(map(short, dict.fromkeys(ckpt.problems))),
         notes=notes,
+        losses=losses,
     )
 
 
 def checkpoint_dtype(folder: Path) -> str:
-    """The dtype that most weights have, for planning the comparison; what config.json says is compared with it.
+    """The dtype that most weights have, packed ones aside, to plan the comparison for; config.json must say the same.
 
     Raises:
         VerifyError: the folder is not there, or most weights are of another kind.
@@ -135,13 +158,14 @@ def checkpoint_dtype(folder: Path) -> str:
     _require_folder(folder)
     sizes: Counter[str] = Counter()
     ckpt = read_checkpoint(folder)
-    for tensor in ckpt.tensors.values():
-        sizes[tensor.dtype] += tensor.nbytes
+    for name, tensor in logical_tensors(ckpt).items():
+        if name not in ckpt.packed and not is_part(name):
+            sizes[tensor.dtype] += tensor.nbytes
     dtype = FLOATS.get(max(sizes, key=sizes.__getitem__, default=""))
     if dtype is None:
-        found = ", ".join(sizes) or "no weights"
+        found = ", ".join(sizes) or "no weights that are not packed"
         raise VerifyError(
-            f"{folder} holds {found}; comparing with a GGUF needs {', '.join(DTYPE_NBYTES)}", problems=ckpt.problems
+            f"{folder} holds {found}; comparing with a GGUF needs {', '.join(FLOATS.values())}", problems=ckpt.problems
         )
     return dtype
 

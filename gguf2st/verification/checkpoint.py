@@ -1,10 +1,15 @@
 """A checkpoint folder as its own files describe it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf2st.verification.formats import Format, Rules
+
+STRANGERS: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""How transformers opens a folder: config.json may name Python files beside it, or on the Hub; they are not run."""
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """safetensors' dtype names -> ours."""
 
@@ -13,6 +18,7 @@ FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 class Tensor:
     """A tensor as a shard's header describes it; `start` is its first byte in the file."""
 
+    name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
@@ -20,14 +26,37 @@ class Tensor:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight that lies in several tensors.
+
+    Attributes:
+        format: what quantization_config promises, which its parts keep.
+        shape: as the model has it.
+        parts: `weight_packed`, `weight_scale`... of compressed-tensors, or `blocks` and `scales` of gpt-oss.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    parts: Mapping[str, Tensor]
+
+
 @dataclass
 class Checkpoint:
-    """What is in a folder, and what is wrong with it; each level of verification adds its findings."""
+    """What is in a folder, and what is wrong with it; each level of verification adds its findings.
+
+    Attributes:
+        tensors: as they lie in the files.
+        packed: name of a weight -> what it is packed in, for those whose parts are right.
+        rules: quantization_config; None without one.
+    """
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    packed: dict[str, Packed] = field(default_factory=dict)
+    rules: Rules | None = None
 
 
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ wrong in every layer alike is found only where a convention of names and configu
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from gguf2st.fold import listing
 from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Tensor
+from gguf2st.verification.packed import is_part, logical_tensors, understood
 
 LAYER_LISTS = frozenset({"layers", "layer", "h", "blocks", "block"})
 """What classes of transformers call the list of their layers."""
@@ -35,28 +36,34 @@ Members: TypeAlias = Mapping[int, Mapping[str, frozenset[tuple[str, tuple[int, .
 
 def consistency(ckpt: Checkpoint) -> Iterator[str]:
     """Every disagreement, one line each."""
-    quantized = "quantization_config" in ckpt.config
-    lists = _lists(ckpt.tensors)
+    tensors = logical_tensors(ckpt)
+    # Of a quantization that is not understood here, only names are compared.
+    quantized = "quantization_config" in ckpt.config and not understood(ckpt.rules)
+    lists = _lists(tensors, dtypes=ckpt.rules is None)
     main = _main_list(ckpt.config, lists)
-    yield from _dtypes(ckpt, quantized)
+    if not quantized:
+        yield from _dtypes(ckpt.config, tensors, ckpt.packed)
     yield from _layer_count(ckpt.config, lists, main)
     yield from _expert_counts(ckpt.config, lists, main)
     for name, members in lists.items():
         kinds = _kinds(ckpt.config, members) if name == main else dict.fromkeys(members, 0)
-        yield from _gaps(name, members)
+        yield from _gaps(name, members, _empty_layers(ckpt.config) if name == main else frozenset())
         yield from _odd_members(name, members, kinds, compare_shapes=not quantized)
     if "ForCausalLM" in str(ckpt.config.get("architectures")):
-        yield from _head_and_embedding(ckpt, quantized)
+        yield from _head_and_embedding(ckpt.config, tensors, quantized)
         if main is not None:
             yield from _siblings(main, lists[main])
             yield from _biases(ckpt.config, main, lists[main])
-            yield from _final_norm(ckpt.tensors, main, lists[main])
+            yield from _final_norm(tensors, main, lists[main])
             if not quantized:
                 yield from _promises(ckpt.config, main, lists[main])
 
 
-def _lists(tensors: Mapping[str, Tensor]) -> dict[str, Members]:
-    """Numbered modules by the name of their list: layers, and experts inside each layer."""
+def _lists(tensors: Mapping[str, Tensor], *, dtypes: bool) -> dict[str, Members]:
+    """Numbered modules by the name of their list: layers, and experts inside each layer.
+
+    `dtypes`: whether matrices are told apart by their dtype; in a quantized model it differs from layer to layer.
+    """
     found: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
     for name, tensor in tensors.items():
         parts = name.split(".")
@@ -64,7 +71,8 @@ def _lists(tensors: Mapping[str, Tensor]) -> dict[str, Members]:
         for i in numbers:
             if i and ((parts[i - 1] in LAYER_LISTS and i == numbers[0]) or parts[i - 1] == "experts"):
                 rest = ".".join("#" if part.isdecimal() else part for part in parts[i + 1 :])
-                found[".".join(parts[:i])][int(parts[i])][rest].add((tensor.dtype, tensor.shape))
+                dtype = tensor.dtype if dtypes or len(tensor.shape) < 2 else ""
+                found[".".join(parts[:i])][int(parts[i])][rest].add((dtype, tensor.shape))
     return {
         name: {n: {rest: frozenset(kinds) for rest, kinds in rows.items()} for n, rows in members.items()}
         for name, members in found.items()
@@ -80,10 +88,14 @@ def _main_list(config: Mapping[str, Any], lists: Mapping[str, Members]) -> str |
     return max(names, key=lambda n: len(lists[n]), default=None)
 
 
-def _dtypes(ckpt: Checkpoint, quantized: bool) -> Iterator[str]:
-    dtype = ckpt.config.get("dtype") or ckpt.config.get("torch_dtype")
-    others = [n for n, t in ckpt.tensors.items() if FLOATS.get(t.dtype, t.dtype) not in (dtype, "float32")]
-    if dtype and others and not quantized:
+def _dtypes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], packed: Collection[str]) -> Iterator[str]:
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    others = [
+        name
+        for name, t in tensors.items()
+        if FLOATS.get(t.dtype, t.dtype) not in (dtype, "float32") and name not in packed and not is_part(name)
+    ]
+    if dtype and others:
         yield f"config.json says {dtype}, but these are not: {listing(others)}"
 
 
@@ -93,7 +105,8 @@ def _layer_count(config: Mapping[str, Any], lists: Mapping[str, Members], main: 
         return
     extra = config.get("num_nextn_predict_layers")
     allowed = {stated, stated + (extra if isinstance(extra, int) else 0)}  # further layers that predict more tokens
-    found = {name: max(members) + 1 for name, members in lists.items()}
+    empty = _empty_layers(config)
+    found = {name: max(members.keys() | (empty if name == main else set())) + 1 for name, members in lists.items()}
     if allowed.isdisjoint(found.values()):
         yield f"config.json says {stated} layers, the tensors of {main} {found[main]}"
 
@@ -116,10 +129,21 @@ def _kinds(config: Mapping[str, Any], members: Members) -> dict[int, Hashable]:
     return {i: json.dumps([column[i] for column in columns]) for i in members}
 
 
-def _gaps(name: str, members: Members) -> Iterator[str]:
+def _empty_layers(config: Mapping[str, Any]) -> frozenset[int]:
+    """Layers of which nothing is left: `block_configs` of DeciLM and Nemotron says "no_op" for each of their parts."""
+    blocks = config.get("block_configs")
+    found = set()
+    for i, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        parts = [part for part in block.values() if isinstance(part, dict)] if isinstance(block, dict) else []
+        if parts and all(part.get("no_op") is True for part in parts):
+            found.add(i)
+    return frozenset(found)
+
+
+def _gaps(name: str, members: Members, empty: frozenset[int]) -> Iterator[str]:
     if max(members) > MAX_INDEX:
         yield f"{name}.{max(members)} has a number that no model has"
-    elif gaps := sorted(set(range(max(members) + 1)) - members.keys()):
+    elif gaps := sorted(set(range(max(members) + 1)) - members.keys() - empty):
         yield f"no tensors at all for {listing(f'{name}.{i}' for i in gaps)}"
 
 
@@ -141,7 +165,9 @@ def _odd_members(name: str, members: Members, kinds: Mapping[int, Hashable], *, 
         for rest in dict.fromkeys(r for i in group for r in members[i]) if compare_shapes else ():
             have = {i: members[i][rest] for i in group if rest in members[i]}
             for odd, usual_shape in _odd(have):
-                is_, others = (" and ".join(f"{d} {list(s)}" for d, s in sorted(x)) for x in (have[odd], usual_shape))
+                is_, others = (
+                    " and ".join(f"{d} {list(s)}".strip() for d, s in sorted(x)) for x in (have[odd], usual_shape)
+                )
                 shapes.append(f"{name}.{odd}.{rest} is {is_}, in the other members of {name} {others}")
     if lost:
         yield f"missing: {listing(lost)} (the other members of {name} have them)"
@@ -162,11 +188,7 @@ def _odd(values: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
             yield number, usual
 
 
-def _head_and_embedding(ckpt: Checkpoint, quantized: bool) -> Iterator[str]:
-    config, tensors = ckpt.config, ckpt.tensors
-    heads = [
-        n for n in tensors if n.rpartition(".")[0].rpartition(".")[2] in ("lm_head", "head", "embed_out", "output")
-    ]
+def _head_and_embedding(config: Mapping[str, Any], tensors: Mapping[str, Tensor], quantized: bool) -> Iterator[str]:
     embeddings = [n for n in tensors if n.endswith(("embed_tokens.weight", "wte.weight"))]
     tied = config.get("tie_word_embeddings")
     outside = [n for n in tensors if not any(part.isdecimal() for part in n.split("."))]

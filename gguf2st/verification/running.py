@@ -3,6 +3,9 @@
 transformers loads it with torch's uninitialised memory filled with NaN, so that a weight nobody filled is seen. Every
 parameter and buffer is checked, then a text is read: the logits must be finite and the loss better than guessing. With
 the GGUF at hand its next-token logprobs are compared with llama.cpp's.
+
+Packed weights are unpacked here: transformers 5.24 with compressed-tensors 0.20 cannot load zero points, nor experts in
+NVFP4, and reads several formats in one checkpoint as one if it is told to dequantize.
 """
 
 import importlib.util
@@ -16,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 from gguf2st import guard
 from gguf2st.errors import VerifyError
 from gguf2st.fold import listing
+from gguf2st.verification.checkpoint import STRANGERS, Checkpoint, Packed
+from gguf2st.verification.structural import read_checkpoint
+from gguf2st.verification.unpack import unpack
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +98,8 @@ def check_running(folder: Path, source: "Header | None" = None) -> Running:
     if importlib.util.find_spec("transformers") is None:
         raise VerifyError("running the model needs transformers", hint="pip install 'transformers>=5.18,<6'")
     try:
-        model, problems = _load(folder)
+        ckpt = read_checkpoint(folder)
+        model, problems = _load_unpacked(ckpt) if ckpt.packed else _load(folder)
         ids = _ids(folder, model)
     except Exception as err:  # whatever transformers raises is the finding
         return Running(problems=(f"transformers cannot load it: {type(err).__name__}: {err}",))
@@ -106,7 +113,20 @@ def check_running(folder: Path, source: "Header | None" = None) -> Running:
     result = _judge_loss(logprobs, ids)
     if source is None or result.problems:
         return result
-    return _judge_difference(result, logprobs, ids, source, exact=next(model.parameters()).dtype.itemsize == 4)
+    exact = next(model.parameters()).dtype.itemsize == 4
+    return _judge_difference(result, logprobs, ids, source, exact=exact, lossy=_lossy(ckpt, source))
+
+
+def _lossy(ckpt: Checkpoint, source: "Header") -> str:
+    """Formats with fewer than 8 bits that hold the numbers of no type in the source, "" without any.
+
+    Such weights are other weights: how far the answers move says nothing about the conversion.
+    """
+    from gguf2st.verification.numerical import holds
+
+    qtypes = {s.qtype for s in source.sources.values()}
+    formats = {p.format for p in ckpt.packed.values() if p.format.bits < 8}
+    return ", ".join(sorted(str(f) for f in formats if not any(holds(f, qtype) for qtype in qtypes)))
 
 
 def _load(folder: Path) -> "tuple[torch.nn.Module, list[str]]":
@@ -115,7 +135,49 @@ def _load(folder: Path) -> "tuple[torch.nn.Module, list[str]]":
 
     auto: Any = transformers.AutoModelForCausalLM
     with _unfilled_memory_is_nan(), _quiet(transformers.utils.logging):
-        model, info = auto.from_pretrained(folder, dtype="auto", output_loading_info=True, local_files_only=True)
+        model, info = auto.from_pretrained(
+            folder, dtype="auto", output_loading_info=True, use_safetensors=True, **STRANGERS
+        )
+    return model.eval(), _loading_problems(info)
+
+
+def _load_unpacked(ckpt: Checkpoint) -> "tuple[torch.nn.Module, list[str]]":
+    """The same for a checkpoint with packed weights, as if they were not."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    config: Any = transformers.AutoConfig.from_pretrained(ckpt.folder, **STRANGERS)
+    del config.quantization_config
+    dtype = config.dtype or torch.get_default_dtype()
+    tensors = {n: t for file in sorted({t.file for t in ckpt.tensors.values()}) for n, t in load_file(file).items()}
+    for name, packed in ckpt.packed.items():
+        tensors[name] = _unpacked(packed, dtype)
+        for part in packed.parts.values():
+            del tensors[part.name]
+    auto: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        kind = type(auto.from_config(config, trust_remote_code=False))
+    with _unfilled_memory_is_nan(), _quiet(transformers.utils.logging):
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+        )
+    return model.eval(), _loading_problems(info)
+
+
+def _unpacked(packed: Packed, dtype: "torch.dtype") -> "torch.Tensor":
+    import torch
+
+    out = torch.empty(packed.shape, dtype=dtype)
+    rows = out.view(-1, packed.shape[-1])
+    step = max(1, FINITE_ELEMENTS // packed.shape[-1])
+    for start in range(0, len(rows), step):
+        rows[start : start + step] = torch.from_numpy(unpack(packed, start, min(start + step, len(rows))))
+    return out
+
+
+def _loading_problems(info: dict[str, Any]) -> list[str]:
+    """What transformers reports about loading, one line each."""
     kinds = {
         "missing_keys": "parameters that the checkpoint lacks, which transformers fills with random numbers",
         "unexpected_keys": "tensors that the model does not have",
@@ -125,8 +187,7 @@ def _load(folder: Path) -> "tuple[torch.nn.Module, list[str]]":
     for key, text in kinds.items():
         if names := sorted(n if isinstance(n, str) else n[0] for n in info.get(key) or ()):
             problems.append(f"{text}: {listing(names)}")
-    model.eval()
-    return model, problems
+    return problems
 
 
 @contextmanager
@@ -160,7 +221,7 @@ def _ids(folder: Path, model: Any) -> list[int]:
     """Tokens of the text, no more than the model takes."""
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **STRANGERS)
     config = model.config.get_text_config()
     longest = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
     ids: list[int] = tokenizer(TEXT)["input_ids"][: min(MAX_TOKENS, longest)]
@@ -208,7 +269,7 @@ def _judge_loss(logprobs: "torch.Tensor", ids: list[int]) -> Running:
 
 
 def _judge_difference(
-    result: Running, logprobs: "torch.Tensor", ids: list[int], source: "Header", *, exact: bool
+    result: Running, logprobs: "torch.Tensor", ids: list[int], source: "Header", *, exact: bool, lossy: str
 ) -> Running:
     """The result with the comparison added."""
 
@@ -233,6 +294,8 @@ def _judge_difference(
     quantized = any(s.qtype not in FLOAT_TYPES for s in source.sources.values())
     tolerance = QUANTIZED if quantized else EXACT if exact else ROUNDED
     note = f"next-token logprobs differ from llama.cpp's by {mean:.4f} on average, {max(differences):.4f} at most"
+    if lossy:
+        return with_note(f"{note}; not judged, for the weights themselves have changed ({lossy})", (), mean)
     if not mean <= tolerance.limit:
         return with_note(note, (f"{note}; allowed are {tolerance.limit} ({tolerance.why})",), mean)
     return with_note(f"{note} (allowed: {tolerance.limit}; {tolerance.why})", (), mean)

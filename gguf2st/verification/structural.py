@@ -9,7 +9,9 @@ from typing import Any
 from gguf2st.fold import listing
 from gguf2st.shards import INDEX_FILE, UNFINISHED
 from gguf2st.verification.checkpoint import Checkpoint, Tensor, read_json
+from gguf2st.verification.config_types import wrong_values
 from gguf2st.verification.consistency import consistency
+from gguf2st.verification.packed import read_packed
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -39,6 +41,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not ckpt.tensors and not ckpt.problems:
         ckpt.problems.append("there are no tensors")
     if ckpt.tensors and ckpt.config:
+        ckpt.problems += wrong_values(ckpt.config)
+        read_packed(ckpt)
         ckpt.problems += consistency(ckpt)
     ckpt.problems += _small_files(folder)
     return ckpt
@@ -93,7 +97,7 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
         with open(path, "rb") as f:
             base = 8 + int.from_bytes(f.read(8), "little")
             table = json.loads(f.read(base - 8))
-    except (SafetensorError, OSError, ValueError) as err:
+    except (SafetensorError, OSError, ValueError, RecursionError) as err:
         problems.append(f"{path.name} is not a whole safetensors file: {err}")
         return
     if metadata.get("format") != "pt":
@@ -101,7 +105,7 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
     for name in names:
         row = table[name]
         start, stop = row["data_offsets"]
-        yield name, Tensor(path, row["dtype"], tuple(row["shape"]), base + start, stop - start)
+        yield name, Tensor(name, path, row["dtype"], tuple(row["shape"]), base + start, stop - start)
 
 
 def _stray(folder: Path, files: list[Path]) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """What a case of the round trip is, and the pieces that tables of cases are made of."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -17,10 +19,17 @@ class Case:
         tokenizer: "bpe" (byte-level, tokenizer.json), "glm" (the same with GLM's special tokens), "spm" (sentencepiece,
             tokenizer.model), "gemma4" (BPE on text), "wpm" (WordPiece) or "unigram" (sentencepiece.bpe.model).
         dtype: what the original checkpoint is stored in.
-        flags: layout switches of llama.cpp's converter (`fuse_qkv`, `fuse_gate_up_exps`, `no_mtp`), and `gpt2_vocab`
-            for a class that insists on the tokenizer files of its published checkpoints.
+        flags: layout switches of llama.cpp's converter (`fuse_qkv`, `fuse_gate_up_exps`, `no_mtp`), `gpt2_vocab`
+            for a class that insists on the tokenizer files of its published checkpoints, and `no_mask_token` for one
+            that writes the id which the mask has in the vocabulary of its published checkpoints.
         hparams: keys that the converter finds in config.json instead of transformers' spelling of them, where it
             expects the one of the published checkpoints; None removes a key.
+        published: all of config.json, where transformers would write the same in other words than the published one.
+        remade: from transformers' tensors to those of the checkpoint, where it writes names that it does not read, or
+            where published weights are rounded.
+        spelled: from transformers' tensors to the published checkpoint's, where the converter knows no others. It reads
+            the result; what comes back is compared with transformers' own.
+        files: JSON files of the checkpoint beside its own, by name, such as those of sentence-transformers.
         auto: transformers' AutoModel class.
         arguments: of the model's constructor, beside its configuration.
         weights: names and shapes of a checkpoint that no class of transformers writes. Then `config` is empty,
@@ -39,6 +48,10 @@ class Case:
     dtype: Literal["float32", "bfloat16"] = "float32"
     flags: tuple[str, ...] = ()
     hparams: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+    remade: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    spelled: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    files: Mapping[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -52,7 +65,19 @@ class Case:
     def written(self) -> Mapping[str, Any]:
         """What the checkpoint and the GGUF depend on."""
         names = ("config", "options", "tokenizer", "dtype", "flags", "hparams", "auto", "arguments", "weights")
-        return {name: getattr(self, name) for name in names}
+        more: dict[str, Any] = {"published": self.published} if self.published else {}
+        for key in ("remade", "spelled"):
+            if made := getattr(self, key):  # with all that it may call
+                more |= {key: [made.__name__, Path(inspect.getfile(made)).read_text()]}
+        more |= {"files": self.files} if self.files else {}
+        return {name: getattr(self, name) for name in names} | more
+
+
+def respelled(tensors: dict[str, Tensor], parts: Mapping[str, str]) -> dict[str, Tensor]:
+    """The same tensors, with other parts of names in place of some, one after the other."""
+    for old, new in parts.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 BASE: Mapping[str, Any] = {
@@ -82,6 +107,20 @@ def llama3(factor: float, original: int, theta: float = 10000.0) -> Mapping[str,
 
 def yarn(factor: float, original: int, theta: float = 1e6, **more: float) -> Mapping[str, Any]:
     return rope("yarn", factor, theta, original_max_position_embeddings=original, **more)
+
+
+def pooled(mode: str, width: int = 64) -> Mapping[str, Any]:
+    """Files of an embedding model, by sentence-transformers; `mode` is mean_tokens, cls_token or lasttoken."""
+    names = ("mean_tokens", "cls_token", "lasttoken", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    flags = {f"pooling_mode_{name}": name == mode for name in names}
+    return {
+        "modules.json": [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (path, kind) in enumerate(kinds)
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **flags, "include_prompt": True},
+    }
 
 
 def with_bf16(cases: Mapping[str, Case], *names: str) -> dict[str, Case]:

@@ -56,19 +56,21 @@ def _write(
     torch = importlib.import_module("torch")
     switches = set(flags)
     no_mtp = "no_mtp" in switches and hasattr(model_class, "no_mtp")
-    set_vocab = model_class.set_vocab
+    set_vocab, add_mask_token_id = model_class.set_vocab, gguf.GGUFWriter.add_mask_token_id
     if "gpt2_vocab" in switches:
         model_class.set_vocab = model_class._set_vocab_gpt2
+    if "no_mask_token" in switches:
+        gguf.GGUFWriter.add_mask_token_id = lambda _writer, _id: None
     if no_mtp:
         model_class.no_mtp = True
     try:
         with torch.inference_mode():
-            options: dict[str, Any] = dict.fromkeys(switches - {"no_mtp", "gpt2_vocab"}, True)
+            options: dict[str, Any] = dict.fromkeys(switches - {"no_mtp", "gpt2_vocab", "no_mask_token"}, True)
             if edited and any(base.__module__ == "conversion.mamba" for base in model_class.__mro__):
                 options["hparams"] = hparams  # these classes read config.json themselves
             model_class(source, gguf.LlamaFileType.ALL_F32, target, **options).write()
     finally:
-        model_class.set_vocab = set_vocab
+        model_class.set_vocab, gguf.GGUFWriter.add_mask_token_id = set_vocab, add_mask_token_id
         if no_mtp:
             model_class.no_mtp = False
 
@@ -83,7 +85,21 @@ def _modules() -> tuple[Any, Any]:
     if not Path(str(gguf.__file__)).is_relative_to(LLAMA_CPP):
         raise ImportError(f"gguf comes from {gguf.__file__}, but the converter needs the one of its own tree")
     conversion.base.TextModel.get_vocab_base_pre = lambda _model, _tokenizer: PRE_TOKENIZER
+    _mend_baichuan(conversion)
     return gguf, conversion
+
+
+def _mend_baichuan(conversion: Any) -> None:
+    """Its method calls itself, without end, for all tensors but one, where its ancestor's is meant."""
+    model_class = importlib.import_module("conversion.baichuan").BaichuanModel
+    split = model_class.modify_tensors
+
+    def modify_tensors(self: Any, tensor: Any, name: str, layer: int | None) -> Any:
+        if name.endswith("W_pack.weight"):
+            return split(self, tensor, name, layer)
+        return conversion.base.TextModel.modify_tensors(self, tensor, name, layer)
+
+    model_class.modify_tensors = modify_tensors
 
 
 def main() -> None:

@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GGUF2ST = (sys.executable, "-m", "gguf2st")
-SLOW = (
-    sys.executable,
-    "-c",
-    """
-import time
+_SLOW = """
+import pathlib, time
 from gguf2st.cli import main
 from gguf2st.kernels import cpu, device
+once = pathlib.Path({once!r})
 def decode(qtype, dtype, blocks, out):
     cpu.dequantize(qtype, dtype, blocks, out)
-    time.sleep(0.05)
+    time.sleep(2 if once.is_file() else 0.05)
 device.decoder = lambda name: decode
 main()
-""",
-)
-"""gguf2st with a decoder that leaves time to look and to interrupt."""
+"""
+SLOW = (sys.executable, "-c", _SLOW.format(once=""))
+"""gguf2st with a decoder that leaves time to look."""
 
 FULL_DISK = (
     sys.executable,
@@ -67,8 +65,8 @@ def run(
 
 
 def interrupted(*arguments: object, once: Path, sent: signal.Signals = signal.SIGINT) -> Done:
-    """Run slowly, and send a signal once a file exists."""
-    command = [*SLOW, *map(str, arguments)]
+    """Run slowly, and send a signal once a file exists; so slowly from then on that it is in time on any machine."""
+    command = [sys.executable, "-c", _SLOW.format(once=str(once)), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not once.exists() and process.poll() is None and time.monotonic() < deadline:

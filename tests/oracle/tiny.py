@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers as transformers_module
 from filelock import FileLock
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.oracle.cases import BASE, CASES, Case
 
@@ -37,7 +37,10 @@ SPECIAL_IDS: Mapping[str, Mapping[str, int | list[int]]] = {
     "wpm": {"pad_token_id": 0},
     "unigram": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
 }
-FLOAT32 = ("e_score_correction_bias", "expert_bias")
+FLOAT32 = (
+    *("e_score_correction_bias", "expert_bias", "router_bias"),
+    *("_hc.fn", "_hc.base", "_hc.scale", "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale"),
+)
 """Ends of the names of tensors that published checkpoints keep in float32 whatever their dtype."""
 
 
@@ -68,7 +71,7 @@ def prepare(cases: Iterable[str]) -> dict[str, str]:
                 write_checkpoint(CASES[case], home / case)
                 jobs.append(
                     {
-                        "source": str(home / case),
+                        "source": str(_published(CASES[case], home / case)),
                         "target": str(home / f"{case}.gguf"),
                         "flags": CASES[case].flags,
                         "hparams": CASES[case].hparams,
@@ -81,6 +84,17 @@ def prepare(cases: Iterable[str]) -> dict[str, str]:
     return failures
 
 
+def _published(case: Case, folder: Path) -> Path:
+    """The folder that the converter reads: the one of transformers, or a copy with its tensors spelled as published."""
+    if case.spelled is None:
+        return folder
+    copy = folder.with_name("published")
+    shutil.copytree(folder, copy)
+    tensors = case.spelled(load_file(folder / "model.safetensors"))
+    save_file({name: t.contiguous() for name, t in tensors.items()}, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
 def write_checkpoint(case: Case, folder: Path) -> None:
     """Save the random model of `case`, its configuration and its tokenizer.
 
@@ -89,6 +103,9 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     for file, content in _tokenizer_files(case.tokenizer).items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(content)
+    for file, table in case.files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(json.dumps(table))
     if case.weights:
         _write_by_hand(case, folder)
         return
@@ -115,6 +132,12 @@ def write_checkpoint(case: Case, folder: Path) -> None:
         if name.endswith(FLOAT32):
             tensor.data = tensor.data.float()
     model.save_pretrained(folder)
+    if case.remade:
+        path = folder / "model.safetensors"
+        save_file({name: t.contiguous() for name, t in case.remade(load_file(path)).items()}, path, {"format": "pt"})
+    if case.published:
+        more = {"dtype": case.dtype, "torch_dtype": case.dtype, **SPECIAL_IDS[case.tokenizer]}
+        (folder / "config.json").write_text(json.dumps({**case.published, **more}))
 
 
 def _write_by_hand(case: Case, folder: Path) -> None:

@@ -83,11 +83,15 @@ def served(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> dict[str,
 
 @pytest.fixture(scope="session")
 def answers(served: dict[str, Served], vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return ask(vllm_python, served, tmp_path_factory.mktemp("elsewhere"))
+
+
+def ask(vllm_python: Path, served: Mapping[str, Served], elsewhere: Path) -> dict[str, Any]:
     """What vLLM says about each checkpoint, all in one process."""
     jobs = [{"name": name, "folder": str(s.after), "ids": s.ids, "dtype": s.dtype} for name, s in served.items()]
     run = subprocess.run(
         [vllm_python, HERE / "llm_probe.py"], input=json.dumps(jobs), env=os.environ | ENVIRONMENT,
-        cwd=tmp_path_factory.mktemp("elsewhere"), capture_output=True, text=True, check=False,
+        cwd=elsewhere, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     results: dict[str, Any] = json.loads(run.stdout)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tests.oracle.case import BIASES, MOE, TIED, Case, with_bf16, yarn
+from tests.oracle.case import BIASES, MOE, TIED, Case, pooled, with_bf16, yarn
 
 NO_LLAMA: Mapping[str, Any] = {"intermediate_size": None, "num_key_value_heads": None}
 """Keys of BASE that these classes do not have."""
@@ -141,9 +141,11 @@ _PLAIN: dict[str, Case] = {
     "dbrx": Case("DbrxConfig", DBRX),
     "bert": encoder("BertConfig"),
     "bert_types": encoder("BertConfig", type_vocab_size=1, num_hidden_layers=3, layer_norm_eps=1e-5),
+    "bert_mean": replace(encoder("BertConfig"), files=pooled("mean_tokens")),
     "bert_fused_qkv": replace(encoder("BertConfig"), flags=("fuse_qkv",)),
     "roberta": padded("RobertaConfig", "bpe", 3),
     "xlm-roberta": padded("XLMRobertaConfig", "unigram", 2, num_hidden_layers=3),
+    "xlm-roberta_cls": replace(padded("XLMRobertaConfig", "unigram", 2), files=pooled("cls_token")),
     "xlm-roberta_types": padded("XLMRobertaConfig", "unigram", 2, type_vocab_size=1, num_attention_heads=8),
     "roberta_classifier": classifier(padded("RobertaConfig", "bpe", 3), "no", "perhaps", "yes"),
     "xlm-roberta_classifier": classifier(padded("XLMRobertaConfig", "unigram", 2), "LABEL_0"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.oracle import mtp
 from tests.oracle.case import BASE, TIED, Case, with_bf16, yarn
 
 ROUTING_BIAS = "a float32 buffer that transformers makes without being told"
@@ -51,6 +52,7 @@ V3: Mapping[str, Any] = {
     "num_nextn_predict_layers": 0,
     "routed_scaling_factor": 2.827,
 }
+PREDICTS: Mapping[str, Any] = {"num_nextn_predict_layers": 1}
 GLM4MOE: Mapping[str, Any] = {
     **EXPERTS,
     "head_dim": 32,
@@ -342,7 +344,8 @@ _PLAIN: dict[str, Case] = {
         "Glm4MoeConfig",
         {**GLM4MOE, **GROUPS, "routed_scaling_factor": 2.5},
         tokenizer="glm",
-        hparams={"num_nextn_predict_layers": 1},
+        hparams=PREDICTS,
+        spelled=mtp.appended,
     ),
     "solar_open": Case(
         "SolarOpenConfig",
@@ -422,6 +425,11 @@ _PLAIN: dict[str, Case] = {
         differs={"norm_head": (False, "the converter has normalised the head already")},
     ),
     "bailing_moe_v2": BAILING_V2,
+}
+# What published checkpoints have beside transformers' tensors, and llama.cpp's converter puts into the file
+_PLAIN |= {
+    f"{name}_mtp": replace(_PLAIN[name], hparams={**_PLAIN[name].hparams, **PREDICTS}, spelled=mtp.appended)
+    for name in ("glm4_moe_lite", "deepseek_v32", "glm_dsa", "bailing_moe_v2")
 }
 # llama.cpp's switch for one attn_qkv, of these in turn
 _PLAIN |= {

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tests.oracle import mtp
 from tests.oracle.case import TIED, Case, with_bf16
 
 
@@ -15,6 +17,30 @@ def plus_one(weight: Tensor) -> Tensor:
 
 def published(architecture: str, **more: Any) -> Mapping[str, Any]:
     return {"architectures": [architecture], **more}
+
+
+def internlm2(llama: dict[str, Tensor]) -> dict[str, Tensor]:
+    """InternLM 2 is a Llama whose q, k and v are one tensor: for each key/value head its queries, key and value."""
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.down_proj": "feed_forward.w2",
+        "mlp.up_proj": "feed_forward.w3",
+        "lm_head": "output",
+    }
+    spelled: dict[str, Tensor] = {}
+    for name, tensor in llama.items():
+        part = next((part for part in names if part in name), "norm")
+        if "self_attn" not in name:
+            spelled[name.replace(part, names.get(part, part))] = tensor
+    for i in range(sum("q_proj" in name for name in llama)):
+        q, k, v, out = (llama[f"model.layers.{i}.self_attn.{x}_proj.weight"] for x in "qkvo")
+        heads = [x.reshape(2, -1, 16, 64) for x in (q, k, v)]
+        spelled[f"model.layers.{i}.attention.wqkv.weight"] = torch.cat(heads, 1).reshape(-1, 64)
+        spelled[f"model.layers.{i}.attention.wo.weight"] = out
+    return spelled
 
 
 PLUS_ONE = {"*norm.weight": plus_one}
@@ -241,6 +267,13 @@ _PLAIN: dict[str, Case] = {
         {**longrope(256, 0.5), **LENGTHS, "num_attention_heads": 2, "num_key_value_heads": 1},
         tokenizer="spm",
     ),
+    "internlm2": Case(
+        "LlamaConfig",
+        {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        tokenizer="spm",
+        spelled=internlm2,
+        hparams=published("InternLM2ForCausalLM", head_dim=None),
+    ),
     "cohere2moe": Case("Cohere2MoeConfig", SHARED),
     "cohere2moe_dense": Case(
         "Cohere2MoeConfig",
@@ -263,6 +296,7 @@ _PLAIN: dict[str, Case] = {
         },
     ),
     "cohere2moe_fused": Case("Cohere2MoeConfig", SHARED, flags=("fuse_gate_up_exps",)),
+    "cohere2moe_mtp": Case("Cohere2MoeConfig", SHARED, hparams={"num_nextn_predict_layers": 1}, spelled=mtp.appended),
     "cohere2moe_rms": Case("Cohere2MoeConfig", {**SHARED, "rms_norm_eps": 1e-6}),
     "phimoe": Case(
         "PhimoeConfig",

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.oracle import mtp
 from tests.oracle.case import BIASES, MOE, TIED, Case, rope, with_bf16, yarn
 
 
@@ -139,6 +140,7 @@ ADJUSTED = {
     "block_auto_adjust_ff_dim": (False, "the width in the file is the adjusted one"),
     "block_multiple_of": (256, "not in the file, and of no effect without adjustment"),
 }
+FOR_VLLM = dict.fromkeys(("block_dim", "conv_dim"), (64, "vLLM's class reads it, and published files have it"))
 KIMI: Mapping[str, Any] = {
     "num_hidden_layers": 5,
     "num_key_value_heads": 4,
@@ -264,15 +266,25 @@ _PLAIN: dict[str, Case] = {
         tolerance=2e-3,
     ),
     "nemotron_h_moe": hybrid("NemotronHConfig", NEMOTRON_H_MOE, differs=NO_POSITIONS, tolerance=2e-3),
+    "nemotron_h_moe_mtp": hybrid(
+        "NemotronHConfig",
+        NEMOTRON_H_MOE,
+        hparams={"num_nextn_predict_layers": 1},
+        spelled=mtp.nemotron,
+        differs=NO_POSITIONS,
+        tolerance=2e-3,
+    ),
     "nemotron_h_latent": hybrid(
         "NemotronHConfig",
         {**NEMOTRON_H_MOE, "moe_latent_size": 32, "routed_scaling_factor": 2.5},
         differs=NO_POSITIONS,
         tolerance=2e-3,
     ),
-    "lfm2": Case("Lfm2Config", {**CONV, "block_auto_adjust_ff_dim": False, **TIED}),
-    "lfm2_adjusted": Case("Lfm2Config", {**CONV, "block_multiple_of": 32}, differs=ADJUSTED),
-    "lfm2_fused_qkv": Case("Lfm2Config", {**CONV, "block_auto_adjust_ff_dim": False}, flags=("fuse_qkv",)),
+    "lfm2": Case("Lfm2Config", {**CONV, "block_auto_adjust_ff_dim": False, **TIED}, differs=FOR_VLLM),
+    "lfm2_adjusted": Case("Lfm2Config", {**CONV, "block_multiple_of": 32}, differs=ADJUSTED | FOR_VLLM),
+    "lfm2_fused_qkv": Case(
+        "Lfm2Config", {**CONV, "block_auto_adjust_ff_dim": False}, differs=FOR_VLLM, flags=("fuse_qkv",)
+    ),
     "lfm2moe": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED}),
     "lfm2moe_fused": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED, "num_dense_layers": 1}, flags=("fuse_qkv",)),
     "kimi_linear": hybrid("KimiLinearConfig", KIMI, hparams={"num_key_value_heads": 4}),

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.oracle.case import BIASES, MOE, TIED, Case, llama3, rope, with_bf16, yarn
+from tests.oracle.case import BIASES, MOE, TIED, Case, llama3, pooled, rope, with_bf16, yarn
 
 QWEN2MOE: Mapping[str, Any] = {**MOE, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 80}
 WINDOW = {"sliding_window": "the converter writes no window for arch llama, and llama.cpp runs it without one"}
@@ -80,6 +80,7 @@ _PLAIN: dict[str, Case] = {
     "qwen2moe_mha": Case("Qwen2MoeConfig", {**QWEN2MOE, "num_hidden_layers": 3, "num_key_value_heads": 4}),
     "qwen2moe_3_of_8": Case("Qwen2MoeConfig", {**QWEN2MOE, "num_experts": 8, "num_experts_per_tok": 3}),
     "qwen3": Case("Qwen3Config", {"head_dim": 32}),
+    "qwen3_embedding": Case("Qwen3Config", {"head_dim": 32, **TIED}, files=pooled("lasttoken")),
     "qwen3_tied": Case("Qwen3Config", {"head_dim": 32, **TIED, "num_hidden_layers": 3}),
     "qwen3_yarn": Case("Qwen3Config", {"head_dim": 32, **yarn(4.0, 32)}),
     "qwen3_fused_qkv": Case("Qwen3Config", {"head_dim": 16}, flags=("fuse_qkv",)),

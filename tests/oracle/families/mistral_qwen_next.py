@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.oracle import mtp
 from tests.oracle.case import MOE, TIED, Case, llama3, rope, with_bf16, yarn
 
 MIXTRAL: Mapping[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
@@ -213,11 +214,19 @@ _PLAIN: dict[str, Case] = {
     "exaone_tied": exaone(**HEADS_6_3, **TIED),
     "exaone4": exaone4_full(3, **TIED),
     "exaone4_rope3": exaone4_full(2, **llama3(16.0, 64, 1e6), **HEADS_6_3),
+    "exaone4_mtp": replace(
+        exaone4_full(3),
+        hparams={"architectures": ["Exaone4_5_ForConditionalGeneration"], "num_nextn_predict_layers": 1},
+        spelled=mtp.apart,
+    ),
     "exaone4_window": replace(Case("Exaone4Config", {"num_hidden_layers": 5, **WINDOW}), **NO_WINDOW),
     "exaone4_window_64": Case("Exaone4Config", {"num_hidden_layers": 64, **WINDOW, "intermediate_size": 32}),
     "exaone_moe": exaone_moe(),
     "exaone_moe_2_dense": exaone_moe(
         first_k_dense_replace=2, num_hidden_layers=4, n_group=2, topk_group=1, num_experts=8, routed_scaling_factor=1.5
+    ),
+    "exaone_moe_mtp": replace(
+        exaone_moe(), hparams={"scoring_func": "sigmoid", "num_nextn_predict_layers": 1}, spelled=mtp.apart_dense
     ),
     "exaone_moe_2_shared": exaone_moe(num_shared_experts=2, norm_topk_prob=False, **HEADS_6_3),
     "ministral3": ministral3(),
@@ -246,6 +255,7 @@ _PLAIN: dict[str, Case] = {
     "qwen3next_tied": qwen3next(**TIED, num_hidden_layers=4, linear_num_value_heads=2, linear_num_key_heads=2),
     "qwen3next_yarn": qwen3next(linear_num_key_heads=3, **SHARED_ROPE),
     "qwen3next_fused": replace(qwen3next(num_hidden_layers=4), flags=("no_mtp", "fuse_gate_up_exps")),
+    "qwen3next_mtp": replace(qwen3next(num_hidden_layers=4), flags=(), spelled=mtp.apart),
     "qwen3next_3_of_8": qwen3next(
         num_experts=8,
         num_experts_per_tok=3,
@@ -257,7 +267,9 @@ _PLAIN: dict[str, Case] = {
     "qwen35_mqa_yarn": qwen35(linear_num_key_heads=1, num_key_value_heads=1, **SHARED_ROPE),
     "qwen35_fused_qkv": replace(qwen35(num_hidden_layers=4), flags=("no_mtp", "fuse_qkv")),
     "qwen35_sections": replace(qwen35(**SECTIONS), differs=NO_SECTIONS),
+    "qwen35_mtp": replace(qwen35(), flags=(), spelled=mtp.apart, hparams={"mtp_num_hidden_layers": 1}),
     "qwen35moe": qwen35moe(),
+    "qwen35moe_mtp": replace(qwen35moe(), flags=(), spelled=mtp.apart, hparams={"mtp_num_hidden_layers": 1}),
     "qwen35moe_tied": qwen35moe(**TIED, num_hidden_layers=4, linear_num_key_heads=3),
     "qwen35moe_fused": replace(qwen35moe(num_hidden_layers=4), flags=("no_mtp", "fuse_gate_up_exps")),
     "qwen35moe_3_of_8": qwen35moe(

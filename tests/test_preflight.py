@@ -1,0 +1,66 @@
+"""`check` tells what each `--repack` mode would give: the sizes are those of the conversion itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import gguf2st
+from gguf2st.cli import cli
+from gguf2st.schemes import SCHEMES
+from gguf2st.serving import preflight
+from tests.make_gguf import tiny_model
+
+
+def weight_nbytes(folder: Path) -> int:
+    """Of all tensors, without headers."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with open(file, "rb") as f:
+            total += file.stat().st_size - 8 - int.from_bytes(f.read(8), "little")
+    return total
+
+
+@pytest.mark.parametrize(
+    ("qtype", "modes"),
+    [
+        ("F16", []),
+        ("Q4_0", [("exact", {"int4_g32"})]),  # near and int4 give the same
+        ("Q4_1", [("near", {"int8_g32"}), ("int4", {"int4_asym_g32"})]),
+        (
+            lambda name: "Q8_0" if "ffn" in name else "Q4_1",
+            [("exact", {"int8_g32"}), ("near", {"int8_g32"}), ("int4", {"int8_g32", "int4_asym_g32"})],
+        ),
+    ],
+    ids=["F16", "Q4_0", "Q4_1", "mixed"],
+)
+def test_repackings(qtype: object, modes: list[tuple[str, set[str]]], tmp_path: Path) -> None:
+    source = tiny_model(tmp_path / "m.gguf", "qwen3", qtype=qtype, tied=False)  # type: ignore[arg-type]
+    found = preflight.preflight_source(source)
+    assert [(r.mode, set(r.formats)) for r in found.repackings] == modes
+    gguf2st.convert(source, tmp_path / "none")
+    assert found.weights_nbytes == weight_nbytes(tmp_path / "none")
+    for one in found.repackings:
+        gguf2st.convert(source, tmp_path / one.mode, repack=one.mode)
+        assert one.weights_nbytes == weight_nbytes(tmp_path / one.mode)
+        assert one.dtype == json.loads((tmp_path / one.mode / "config.json").read_text())["dtype"]
+        assert one.kernels.keys() == one.formats.keys()
+        assert 0 < sum(one.formats.values()) < one.weights_nbytes
+
+
+def test_every_scheme_says_what_serves_it() -> None:
+    assert preflight.KERNELS.keys() == SCHEMES.keys()
+
+
+def test_check_shows_them(tmp_path: Path) -> None:
+    source = tiny_model(tmp_path / "m.gguf", qtype="Q4_1", tied=False, hidden=96, heads=6, kv_heads=6)
+    shown = CliRunner().invoke(cli, ["check", str(source)])
+    assert shown.exit_code == 0
+    assert "--repack near gives " in shown.output
+    assert "(int4_asym_g32: GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs); not tensor parallel" in shown.output
+    told = json.loads(CliRunner().invoke(cli, ["check", str(source), "--json"]).output)
+    near, int4 = told["serving"]["repackings"]
+    assert (near["mode"], int4["mode"]) == ("near", "int4")
+    assert near["formats"].keys() == {"int8_g32"}
+    assert "96 columns in groups of 32" in near["notes"][0]

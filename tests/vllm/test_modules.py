@@ -1,0 +1,144 @@
+"""vLLM's own lookup finds, for every module of every served architecture, the scheme that its weights are packed in.
+
+Plans alone, of tiny models whose matrices are declared quantized: nothing is packed, and vLLM makes no forward pass.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf2st import api
+from gguf2st.header import Header, Source, read_header
+from gguf2st.plan import DENSE, Plan
+from gguf2st.quants.layout import TYPES
+from gguf2st.serving.preflight import who_serves
+from gguf2st.small_files import configurations
+from gguf2st.vllm_modules import layerless
+from tests.oracle.cases import CASES
+from tests.oracle.tiny import oracle_gguf, prepare
+from tests.vllm.conftest import ENVIRONMENT, HERE
+
+MISSING: Mapping[str, str] = {
+    "bailingmoe3": "vLLM does not know the configuration",
+    "deci": "vLLM reads the configuration with code of the model's repository",
+    "dots3note": "vLLM does not know the configuration",
+    "granitehybrid-bamba": "vLLM 0.32 has no Bamba",
+    "kimi-linear": "vLLM's check of the block size of its cache refuses the configuration on this platform",
+    "nanbeige": "the Transformers backend needs code of the model's repository",
+    "plamo3": "vLLM reads the configuration with code of the model's repository",
+}
+"""Arch maps whose models vLLM cannot build here."""
+
+STACKED = ("self_attn.index_q_proj", "self_attn.index_k_proj")
+"""What MiniMax M3's loader puts into qkv_proj, though its packed_modules_mapping does not say so."""
+
+LACKED: Mapping[str, Mapping[str, Any]] = {
+    "xlm-roberta": {"position_embedding_type": "absolute"},
+}
+"""Model type -> what vLLM's class reads from config.json and transformers' does not write."""
+
+
+def uniform(name: str) -> str:
+    return "Q4_0"
+
+
+def mixed(name: str) -> str:
+    """Types that may be packed together, that may not, and none, at random but the same on each machine."""
+    return ("Q4_0", "Q4_0", "Q4_0", "Q8_0", "Q4_1", "Q4_0", "F32", "Q5_1")[zlib.crc32(name.encode()) % 8]
+
+
+def declared(header: Header, qtype: Callable[[str], str]) -> Header:
+    """The header with other types for all matrices that divide into their blocks."""
+
+    def of(source: Source) -> Source:
+        kind = TYPES[qtype(source.name)]
+        if len(source.shape) < 2 or source.shape[-1] % kind.block or not source.name.endswith(".weight"):
+            return source
+        return dataclasses.replace(source, qtype=kind.name, nbytes=source.n_elements // kind.block * kind.nbytes)
+
+    return dataclasses.replace(header, sources={name: of(source) for name, source in header.sources.items()})
+
+
+@pytest.fixture(scope="session")
+def plans() -> dict[str, Plan]:
+    """One plan per arch map and way to declare types, of models that vLLM serves; "case/uniform" -> plan."""
+    unmade = prepare(CASES)  # what the round trip says about them is enough
+    found: dict[str, Plan] = {}
+    maps: set[str] = set()
+    for case in (name for name in CASES if name not in unmade):
+        header = read_header([oracle_gguf(case)])
+        first = api.make_plan(header)
+        served = who_serves(first.config["architectures"][0])[0] != "not served"
+        if first.map in maps or not served or first.map in MISSING:
+            continue
+        maps.add(first.map)
+        for way in (uniform, mixed):
+            plan = api.make_plan(declared(header, way), repack="exact")
+            plan.require_complete()
+            if any(e.scheme != DENSE for e in plan.entries):
+                found[f"{case}/{way.__name__}"] = plan
+    return found
+
+
+@pytest.fixture(scope="session")
+def answers(plans: dict[str, Plan], vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What vLLM says, all in one process."""
+    jobs = []
+    for name, plan in plans.items():
+        config = configurations(plan)["config.json"]
+        config |= LACKED.get(config["model_type"], {})
+        jobs.append({"name": name, "config": config, "modules": list(schemes(plan))})
+    run = subprocess.run(
+        [vllm_python, HERE / "modules_probe.py"], input=json.dumps(jobs), env=os.environ | ENVIRONMENT,
+        cwd=tmp_path_factory.mktemp("elsewhere"), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    results: dict[str, Any] = json.loads(run.stdout)
+    return results
+
+
+def schemes(plan: Plan) -> dict[str, str]:
+    """Module -> its scheme, of those with a matrix."""
+    matrices = (e for e in plan.entries if e.name.endswith(".weight") and len(e.shape) == 2)
+    return {e.module: e.scheme for e in matrices if not e.module.endswith(STACKED)}
+
+
+def experts_of(plan: Plan, path: str) -> set[str]:
+    """The schemes of the experts in the layer whose number a module of vLLM has."""
+    (layer, *_) = re.findall(r"\.(\d+)\.", path)
+    here = [e for e in plan.entries if re.search(rf"\.{layer}\.", e.name) and len(e.shape) > 1]
+    return {e.scheme for e in here if any(layerless(s).endswith("_exps") for s in e.sources)}
+
+
+def test_vllm_finds_the_scheme_of_every_module(plans: dict[str, Plan], answers: dict[str, Any]) -> None:
+    assert len(plans) > 150
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for name, plan in plans.items():
+        if isinstance(answers[name], str):
+            wrong[name].append(answers[name].strip().splitlines()[-1])
+            continue
+        together: dict[str, set[str]] = defaultdict(set)
+        for module, scheme in schemes(plan).items():
+            path, asked, group = answers[name]["modules"][module]
+            together[path or module].add(scheme)
+            if scheme == DENSE and group is not None:
+                wrong[name].append(f"{module} is dense, vLLM takes {group}")
+            elif scheme != DENSE and not asked:
+                wrong[name].append(f"{module} is {scheme}, vLLM's {path} is built without quantization")
+            elif scheme != DENSE and group != scheme:
+                wrong[name].append(f"{module} is {scheme}, vLLM takes {group} for {path}")
+        for path, group in answers[name]["experts"].items():
+            if (group or DENSE) not in (found := experts_of(plan, path)):
+                wrong[name].append(f"the experts of {path} are {sorted(found)}, vLLM takes {group}")
+        wrong[name] += [f"{path} holds {sorted(found)}" for path, found in together.items() if len(found) > 1]
+    if told := [f"{name}: {line}" for name, lines in wrong.items() for line in lines]:
+        pytest.fail("\n".join(told))  # an assertion would show a few of them
