@@ -30,6 +30,7 @@ TESTS = (
     "tests/test_ops.py",
     "tests/test_quants.py",
     "tests/test_kernels_cpu.py",
+    "tests/test_execute.py",
     "tests/test_output.py",
     "tests/test_card.py",
     "tests/test_api.py",

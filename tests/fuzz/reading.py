@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from gguf2st import api
 from gguf2st.errors import Gguf2stError
 from gguf2st.header import parse_header, read_header
@@ -59,7 +61,9 @@ class PeerTarget:
             found = theirs[name]
             assert source.qtype == found.tensor_type.name
             assert source.shape == tuple(int(n) for n in reversed(found.shape))
-            assert (source.offset, source.nbytes) == (found.data_offset, found.n_bytes), name
+            assert source.offset == found.data_offset, name
+            # gguf-py counts 40 bytes for a block of Q8_1; ggml's block_q8_1 has 36.
+            assert source.nbytes == found.n_bytes or source.qtype == "Q8_1", name
         for key, field in peer.fields.items():
             if key.startswith("GGUF.") or gguf.GGUFValueType.ARRAY in field.types[1:]:
                 continue
@@ -77,7 +81,7 @@ def require_equal(ours: Any, theirs: Any, key: str) -> None:
         for a, b in zip(ours, theirs, strict=True):
             require_equal(a, b, key)
     elif isinstance(theirs, float):
-        assert ours == theirs or (ours != ours and theirs != theirs) or abs(ours - theirs) <= 1e-7 * abs(theirs), key
+        assert np.float64(ours) == theirs or np.array_equal(np.float32(ours), np.float32(theirs), equal_nan=True), key
     else:
         assert ours == theirs, (key, ours, theirs)
 
