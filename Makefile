@@ -93,14 +93,14 @@ verify: $(STAMP) ## Verify DIR=folder [SRC=model.gguf]
 test-crashes: $(STAMP) ## Kill and starve conversions at 50 points for each way to fail, about 20 minutes
 	$(BIN)/python scripts/crash_test.py
 
-test-lowest: $(STAMP) $(TOOLS)/.installed ## Run the core tests with the lowest versions allowed, 5.5 GB of downloads
-	$(BIN)/python scripts/check_lowest.py --uv $(TOOLS)/bin/uv
+test-lowest: $(STAMP) ## Run the core tests with the lowest versions allowed, 5.5 GB of downloads
+	$(BIN)/python scripts/check_lowest.py
 
 sbom: $(STAMP) $(TOOLS)/.installed ## Build sdist and wheel into dist, try them, and list what they depend on (CycloneDX)
 	$(BIN)/python scripts/check_wheel.py --keep dist --sbom $(TOOLS)/bin/cyclonedx-py
 
 audit: $(TOOLS)/.installed ## Look for known vulnerabilities of the newest versions that a user would get
-	$(TOOLS)/bin/uv pip compile --quiet --extra verify --extra proxy pyproject.toml -o $(TOOLS)/requirements.txt
+	$(TOOLS)/bin/uv pip compile --quiet --extra verify --extra proxy --extra ray pyproject.toml -o $(TOOLS)/requirements.txt
 	$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip -r $(TOOLS)/requirements.txt
 
 $(TOOLS)/.installed:

@@ -1,18 +1,18 @@
 """Run the core tests with the lowest versions of everything that pyproject.toml allows.
 
-    python scripts/check_lowest.py --uv .venv-release/bin/uv      5.5 GB in a temporary folder, most of it torch
+    python scripts/check_lowest.py                5.5 GB in a temporary folder, most of it torch
+    python scripts/check_lowest.py --this-torch   the version of torch that runs this instead of the lowest one
 
-Two environments: with nothing but the package, in which a model is converted and verified, and with its extras and what
-the tests need. Versions above a lower bound are named: another package demands them, so that the bound is not shown.
+A bound is exact: the version it names is installed, or nothing is.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -37,47 +37,38 @@ TESTS = (
 )
 
 
-def install(uv: Path, folder: Path, wanted: Sequence[str]) -> Path:
-    """A new environment with the lowest versions; its Python."""
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
-    python = folder / "bin" / "python"
-    command = [uv, "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct"]
-    subprocess.run([*command, *wanted], check=True)
-    return python
-
-
-def show(uv: Path, python: Path, requirements: Sequence[Requirement]) -> None:
-    """Print what was installed of the direct dependencies."""
-    listed = subprocess.run(
-        [uv, "pip", "list", "--python", python, "--format", "json"], check=True, capture_output=True, text=True
-    ).stdout
-    versions = {row["name"].replace("-", "_").lower(): row["version"] for row in json.loads(listed)}
+def lowest(requirements: Sequence[Requirement]) -> dict[str, str]:
+    """The version that each lower bound names."""
+    out = {}
     for requirement in requirements:
-        version = versions.get(requirement.name.replace("-", "_").lower())
-        bounds = [s.version for s in requirement.specifier if s.operator in (">=", "==")]
-        if version and bounds:
-            note = "" if version.startswith(bounds[0]) else f"  (allowed from {bounds[0]}; something demands more)"
-            print(f"  {requirement.name} {version}{note}")
+        (bound,) = (s.version for s in requirement.specifier if s.operator in (">=", "=="))
+        out[requirement.name] = bound.removesuffix(".*")
+    return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--uv", type=Path, default=Path("uv"), help="the uv to install with")
+    parser.add_argument("--this-torch", action="store_true", help="this environment's version of torch, not the lowest")
     given = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
+    tools = [Requirement(text) for text in extras["dev"] if Requirement(text).name in TOOLS]
     direct = [Requirement(text) for text in (*project["dependencies"], *extras["verify"], *extras["proxy"])]
-    tools = [text for text in extras["dev"] if Requirement(text).name in TOOLS]
+    versions = lowest([*direct, *tools])
+    if given.this_torch:
+        versions["torch"] = version("torch").partition("+")[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        print("the package alone")
-        python = install(given.uv, folder / "alone", [str(ROOT)])
-        show(given.uv, python, direct)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+        print(" ".join(f"{name} {version}" for name, version in versions.items()))
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        python = folder / "venv" / "bin" / "python"
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints]
+        subprocess.run([*command, f"{ROOT}[verify,proxy]", *(tool.name for tool in tools)], check=True)
         use(python, folder)
-        print("with extras and tests")
-        python = install(given.uv, folder / "tests", [f"{ROOT}[verify,proxy]", *tools])
-        show(given.uv, python, direct)
-        sys.exit(subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], cwd=ROOT).returncode)
+        tests = [python, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", *TESTS]
+        sys.exit(subprocess.run(tests, cwd=ROOT).returncode)
 
 
 if __name__ == "__main__":
