@@ -87,11 +87,13 @@ class Group:
 
     Attributes:
         experts: how far {e} runs in this group, where it is not the map's `experts`: over heads, for one.
+        after: how many layers of the file stand before those that {i} numbers in the sources; None is none.
     """
 
     condition: Expression
     equations: tuple[Equation, ...]
     experts: Expression | None = None
+    after: Expression | None = None
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,7 @@ class ArchMap:
         yield from (self.when, self.layers, self.experts, *self.config.values(), *self.require.values())
         for group in self.groups:
             yield group.condition
-            if group.experts:
-                yield group.experts
+            yield from (bound for bound in (group.experts, group.after) if bound)
             for equation in group.equations:
                 yield from equation.expressions()
 

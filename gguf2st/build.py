@@ -177,7 +177,9 @@ class _Builder:
         seen: set[str] = set()
         layers = self._count(self.amap.layers, "layers", 1)
         for group in self.amap.groups:
-            experts = self._experts(group.experts or self.amap.experts, layers)
+            counted_by = group.experts or self.amap.experts
+            experts = self._experts(counted_by, layers)
+            first = (self._count(group.after, "layers before others", 0) if group.after else None) or 0
             for equation in group.equations:
                 if (equation.over_layers and layers is None) or (equation.over_experts and experts is None):
                     self._block(equation)
@@ -188,7 +190,7 @@ class _Builder:
                     if holds is _FAILED:
                         self._block(equation)
                     elif holds:
-                        for entry in self._instances(equation, index, experts or 0, group.experts or self.amap.experts):
+                        for entry in self._instances(equation, index, experts or 0, counted_by, first):
                             if entry.name in seen:
                                 self._problem(f"{entry.name} is filled by two equations of the map {self.amap.name}")
                             seen.add(entry.name)
@@ -216,13 +218,13 @@ class _Builder:
         return n
 
     def _instances(
-        self, equation: Equation, index: dict[str, int], experts: int, counted_by: Expression
+        self, equation: Equation, index: dict[str, int], experts: int, counted_by: Expression, first: int
     ) -> Iterator[Entry]:
-        """The entries of one equation in one layer: one, or one per expert, of which `counted_by` says the number."""
+        """The entries of one equation in one layer, whose sources {i} counts from `first`: one, or one per expert."""
         for e in range(experts) if equation.over_experts else [None]:
             here = index if e is None else index | {"e": e}
             name = _fill(equation.name, here)
-            way, sources = self._first_way(equation, here)
+            way, sources = self._first_way(equation, here | {"i": here["i"] + first} if first else here)
             if lost := [s for s in sources if s not in self.header.sources]:
                 self.missing[name] = ", ".join(lost)
                 continue

@@ -92,7 +92,8 @@ def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | No
         near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
         raise MapError(
             f"no arch map for architecture {arch!r}; nearest: {', '.join(near) or 'none'}",
-            hint="`gguf2st archs` lists what is supported; docs/arch-maps.md shows how to add one (--arch-map FILE)",
+            hint="`gguf2st archs` lists what is supported, docs/architectures.md what is not and why; docs/arch-maps.md"
+            " shows how to add one (--arch-map FILE)",
         )
     fitting = [m for m in candidates if holds(m)]
     if len(fitting) == 1:
@@ -152,8 +153,10 @@ def _check(amap: ArchMap, *, with_experts: bool) -> None:
     for group, equation in equations:
         allowed = frozenset(index for index in ("i", "e") if f"{{{index}}}" in equation.name)
         _check_indices(amap, group.condition, allowed & {"i"}, f"in the condition on {equation.name!r}")
-        if group.experts:
-            _check_indices(amap, group.experts, frozenset(), f"in the number of experts of {equation.name!r}")
+        if group.after and not equation.over_layers:
+            raise MapError(f"{equation.name!r} is in a group with `after`, but has no {{i}} to count from there")
+        for bound in filter(None, (group.experts, group.after)):
+            _check_indices(amap, bound, frozenset(), f"in the number of experts or layers of {equation.name!r}")
         for expression in equation.expressions():
             _check_indices(amap, expression, allowed, f"in the equation of {equation.name!r}")
         if equation.over_experts and not with_experts and not group.experts:
@@ -176,9 +179,9 @@ def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str
 
 
 def _group(table: Mapping[str, Any]) -> Group:
-    equations = tuple(_equation(name, text) for name, text in table.items() if name not in ("if", "experts"))
-    experts = _expression(table["experts"]) if "experts" in table else None
-    return Group(_expression(table.get("if", "True")), equations, experts)
+    equations = tuple(_equation(name, text) for name, text in table.items() if name not in ("if", "experts", "after"))
+    experts, after = (_expression(table[key]) if key in table else None for key in ("experts", "after"))
+    return Group(_expression(table.get("if", "True")), equations, experts, after)
 
 
 def _equation(name: str, texts: str | list[str]) -> Equation:

@@ -101,6 +101,9 @@ class MapScope:
             return self.evaluate(self._map.names[name])
         value = self.get(name)
         if isinstance(value, list) and name not in self._map.per_layer:
+            same = value[:1] * (self.get("block_count") or 0)
+            if keys.LAYERWISE in keys.KEYS[name] and value and value == same:
+                return value[0]  # llama.cpp takes either form
             raise MapError(
                 f"{self.header.arch}.{name} has one value per layer, {keys.brief(value)}; the map {self._map.name}"
                 " is for models with one value"

@@ -125,6 +125,8 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "layer index in the configuration": ('= "hidden"', '= "heads"', "'i', which has no meaning outside"),
     "layer index in the number of layers": ('= "block_count"', '= "block_count + i"', "no meaning outside"),
     "expert index in a layer": ("unpermute(heads)", "unpermute(e)", "'e', which has no meaning in the equation"),
+    "layers after others, without an index": ("[[tensors]]", '[[tensors]]\nafter = "1"', "no {i} to count from there"),
+    "layer index in the number of layers before": ('if = "has', 'after = "heads"\nif = "has', "no meaning in the num"),
     "layer index in a global shape": ("[rows('token_embd.weight'), hidden]", "[heads, hidden]", "no meaning in the"),
     "layer template in a global shape": ("rows('token_embd.weight')", "rows('blk.{i}.x')", "no meaning in the"),
     "expert index in a condition": ("has('blk.{i}.bias')", "e == 0", "no meaning in the condition"),

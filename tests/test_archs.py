@@ -1,12 +1,14 @@
 """What is said of the supported architectures: `gguf2st archs`, the recorded proofs, and the end of a test run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gguf2st.mapfile import all_maps
 from gguf2st.proofs import LEVELS, Proof, read_proofs
+from gguf2st.serving.preflight import who_serves
 from tests.oracle.summary import LLAMA_CPP, LOGITS, WEIGHTS, summary
 from tests.oracle.terminal import on_terminal, run
 
@@ -47,6 +49,39 @@ def test_archs_fits_a_terminal() -> None:
     assert max(map(len, narrow.out.splitlines())) <= 100
     assert "PROOF" in narrow.out
     assert "WHEN" not in narrow.out
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/architectures.md"
+NO_LANGUAGE_MODELS = {"clip", "(unknown)"}
+"""What llama.cpp's table of names has beside architectures: the vision part of others, and the end of the table."""
+
+
+def not_covered() -> dict[str, tuple[str, str, str]]:
+    """Architecture -> (class, whether vLLM serves it, why it has no map), as the page says."""
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("## Not covered\n")
+    rows = re.findall(r"^\| `(.+)` \| `(\w+)` \| (yes|no) \| (.+) \|$", section, re.MULTILINE)
+    return {arch: (hf_class, served, why) for arch, hf_class, served, why in rows}
+
+
+@pytest.mark.oracle
+def test_every_architecture_of_llama_cpp_has_a_map_or_a_reason(llamacpp: Path) -> None:
+    _, _, table = (llamacpp / "src" / "llama-arch.cpp").read_text().partition("LLM_ARCH_NAMES = {")
+    known = set(re.findall(r'\{ *LLM_ARCH_\w+, *"(.+)" *\}', table.partition("};")[0])) - NO_LANGUAGE_MODELS
+    assert len(known) > 150
+    mapped, excused = {m.arch for m in all_maps()}, not_covered().keys()
+    assert mapped & excused == set()
+    assert mapped | excused == known
+
+
+def test_what_is_not_covered_is_said_with_who_would_serve_it() -> None:
+    rows = not_covered()
+    assert len(rows) == PAGE.read_text(encoding="utf-8").partition("## Not covered\n")[2].count("\n| `")
+    wrong = [
+        arch
+        for arch, (hf_class, served, _) in rows.items()
+        if (served == "yes") != (who_serves(hf_class)[0] != "not served")
+    ]
+    assert wrong == []
 
 
 MAPS = {"a": ("llama", "llama"), "b": ("llama", "llama-mixtral"), "c": ("gemma", "gemma"), "d": ("gemma", "gemma")}

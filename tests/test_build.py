@@ -332,7 +332,7 @@ def test_no_architecture(value: Any) -> None:
 WRONG: Mapping[str, Any] = {
     "text": "4",
     "empty text": "",
-    "list of numbers": [4, 4],
+    "list of numbers": [4, 5],
     "list of lists": [[4]],
     "list of texts": ["4"],
     "negative": -1,

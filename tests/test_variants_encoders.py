@@ -17,7 +17,7 @@ from gguf2st.errors import MapError
 from gguf2st.header import read_header
 from tests.oracle.case import Case
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
-from tests.oracle.tiny import _run_converter, original, write_checkpoint
+from tests.oracle.tiny import original, run_converter, write_checkpoint
 
 transformers: Any = transformers_module  # its constructors carry no types
 pytestmark = pytest.mark.oracle
@@ -55,7 +55,7 @@ def test_distilbert_becomes_a_bert_without_token_types(tmp_path: Path) -> None:
     write_checkpoint(case, tmp_path / "distilbert")
     target = tmp_path / "distilbert.gguf"
     job = {"source": str(tmp_path / "distilbert"), "target": str(target), "flags": [], "hparams": {}}
-    assert _run_converter([job]) == {}
+    assert run_converter([job]) == {}
     found, config = converted(target, tmp_path / "out")
     assert config["architectures"] == ["BertModel"]
     assert not found["embeddings.token_type_embeddings.weight"].any()

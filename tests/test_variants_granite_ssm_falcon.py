@@ -51,7 +51,7 @@ def multiplied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     before, gguf, after = folder / "before", folder / "falcon_h1.gguf", folder / "after"
     tiny.write_checkpoint(Case("FalconH1Config", {**FALCON_H1, **MULTIPLIERS, "mamba_n_groups": 3}), before)
     job = {"source": str(before), "target": str(gguf), "flags": [], "hparams": {}}
-    assert tiny._run_converter([job]) == {}
+    assert tiny.run_converter([job]) == {}
     gguf2st.convert(gguf, after, dtype="float32")
     return before, after
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -66,6 +66,15 @@ def modern_bert_attention(scope: FileScope, layers: int, head_dim: int) -> dict[
         },
     }
     return out | ({"global_attn_every_n_layers": pattern} if isinstance(pattern, int) else {})
+
+
+@function("classifier.pooling_type")
+def classifier_pooling(scope: FileScope) -> str:
+    """What a classifier judges by: the first token, or the mean of all, which ModernBERT was published with."""
+    kind = scope.get("classifier.pooling_type")
+    if kind is None:
+        return str(assumed(scope, "mean", "classifier_pooling", "the file does not say; ModernBERT was published so"))
+    return "cls" if kind == 2 else "mean"
 
 
 @function("classifier.output_labels")

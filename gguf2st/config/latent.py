@@ -11,7 +11,8 @@ from gguf2st.config.rope import rope, scaling_of, theta_of
 from gguf2st.errors import MapError
 
 MISTRAL4_BETA = 0.1
-"""llama_4_scaling_beta of Mistral Small 4, the only published model of its class (its config.json)."""
+"""llama_4_scaling_beta of Mistral Small 4, the only published model of its class; transformers' Mistral4Config has its
+values as defaults."""
 
 
 @function("rope.", "attention.temperature_scale")

@@ -15,10 +15,11 @@ LLAMA4_NO_NORM_EXPERTS = 128
 def ministral3_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     """Ministral 3: yarn, and queries times 1 + beta * log(1 + position // original context).
 
-    llama.cpp takes mscale as 1, so that only mscale_all_dim is in the file. Where it is 1 too, yarn leaves the size of
-    queries and keys alone: transformers (modeling_rope_utils.py) and vLLM 0.32 (yarn_scaling_rope.py) see that in the
-    two numbers; vLLMs that did not read these took apply_yarn_scaling. transformers reads beta as llama_4_scaling_beta,
-    vLLM as llama_4_scaling (models/mistral.py).
+    llama.cpp takes mscale as 1, which published models have (transformers' Ministral3Config has theirs as defaults), so
+    that only mscale_all_dim is in the file. Where it is 1 too, yarn leaves the size of queries and keys alone:
+    transformers (modeling_rope_utils.py) and vLLM 0.32 (yarn_scaling_rope.py) see that in the two numbers; vLLMs that
+    did not read these took apply_yarn_scaling. transformers reads beta as llama_4_scaling_beta, vLLM as
+    llama_4_scaling (models/mistral.py).
 
     Raises:
         MapError: no yarn, or mscale_all_dim is neither 0 nor 1.

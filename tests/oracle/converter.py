@@ -86,7 +86,20 @@ def _modules() -> tuple[Any, Any]:
         raise ImportError(f"gguf comes from {gguf.__file__}, but the converter needs the one of its own tree")
     conversion.base.TextModel.get_vocab_base_pre = lambda _model, _tokenizer: PRE_TOKENIZER
     _mend_baichuan(conversion)
+    _mend_names(gguf)
     return gguf, conversion
+
+
+def _mend_names(gguf: Any) -> None:
+    """Its names of Arctic's tensors replace those of all architectures after it, where one process converts several."""
+    names = gguf.TensorNameMap
+    build, common = names.__init__, dict(names.block_mappings_cfg)
+
+    def with_names_of_its_own(self: Any, *arguments: Any) -> None:
+        self.block_mappings_cfg = dict(common)
+        build(self, *arguments)
+
+    names.__init__ = with_names_of_its_own
 
 
 def _mend_baichuan(conversion: Any) -> None:

@@ -157,11 +157,14 @@ class LlamaCpp:
         vocab_only: no weights: everything but `logits` works.
         n_ctx: the longest sequence that `logits` takes, in tokens.
         n_threads: threads of llama.cpp.
+        flash: attention by its fused kernel, of float16 masks and queries. Some sparse attention exists only there.
 
     Raises RuntimeError with llama.cpp's messages when it does not load.
     """
 
-    def __init__(self, path: Path, *, vocab_only: bool = False, n_ctx: int = 512, n_threads: int = 2) -> None:
+    def __init__(
+        self, path: Path, *, vocab_only: bool = False, n_ctx: int = 512, n_threads: int = 2, flash: bool = False
+    ) -> None:
         self._lib = _library()
         self._c = self._lib.c
         self._model = self._context = None
@@ -175,14 +178,14 @@ class LlamaCpp:
         self._vocab = self._c.llama_model_get_vocab(self._model)
         self.n_tokens: int = self._c.llama_vocab_n_tokens(self._vocab)
         if not vocab_only:
-            self._context = self._open_context(n_ctx, n_threads)
+            self._context = self._open_context(n_ctx, n_threads, flash=flash)
 
-    def _open_context(self, n_ctx: int, n_threads: int) -> Any:
+    def _open_context(self, n_ctx: int, n_threads: int, *, flash: bool) -> Any:
         params = self._c.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = TYPE_F32
-        params.flash_attn_type = 0  # off: the plain attention is the reference
+        params.flash_attn_type = int(flash)  # off: the plain attention is the reference
         params.pooling_type = 0  # none: one row for each token
         context = self._c.llama_init_from_model(self._model, params)
         if not context:

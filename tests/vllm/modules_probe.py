@@ -5,7 +5,8 @@
 JOBS is a JSON list of {"name", "config", "modules"}: config.json with its quantization_config, and the names of the
 checkpoint's modules that have a matrix. RESULTS is a JSON object name -> a traceback, or
     {"modules": {module of the checkpoint: [module of vLLM, whether it asks for quantization, config group it gets]},
-     "experts": {module of vLLM that holds the experts of a layer: config group it gets}}
+     "experts": {module of vLLM that holds the experts of a layer: config group it gets},
+     "fused": {last part of a module of vLLM: last parts of those of the checkpoint that it looks the group up by}}
 Weights are made, but never read.
 """
 
@@ -168,7 +169,7 @@ def probe(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
         path = name and _path(name.removesuffix(".weight"), known, asked, fused)
         result[module] = [path, path in asked, asked.get(path)]
     experts = {paths[id(r["layer"])]: r["group"] for r in RECORDS if r["experts"]}
-    return {"modules": result, "experts": experts}
+    return {"modules": result, "experts": experts, "fused": fused}
 
 
 def _path(name: str, known: set[str], asked: dict[str, Any], fused: dict[str, list[str]]) -> str | None:

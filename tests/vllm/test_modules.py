@@ -22,15 +22,20 @@ from gguf2st.plan import DENSE, Plan
 from gguf2st.quants.layout import TYPES
 from gguf2st.serving.preflight import who_serves
 from gguf2st.small_files import configurations
+from gguf2st.verification.fused import fused_in
 from gguf2st.vllm_modules import layerless
 from tests.oracle.cases import CASES
 from tests.oracle.tiny import oracle_gguf, prepare
 from tests.vllm.conftest import ENVIRONMENT, HERE
 
+pytestmark = pytest.mark.slow  # `make test-vllm-modules`
+
 MISSING: Mapping[str, str] = {
     "bailingmoe3": "vLLM does not know the configuration",
     "deci": "vLLM reads the configuration with code of the model's repository",
+    "deepseek4": "vLLM's class makes CUDA events",
     "dots3note": "vLLM does not know the configuration",
+    "glm5-next": "vLLM's check of the block size of its cache refuses the configuration on this platform",
     "granitehybrid-bamba": "vLLM 0.32 has no Bamba",
     "kimi-linear": "vLLM's check of the block size of its cache refuses the configuration on this platform",
     "nanbeige": "the Transformers backend needs code of the model's repository",
@@ -40,11 +45,6 @@ MISSING: Mapping[str, str] = {
 
 STACKED = ("self_attn.index_q_proj", "self_attn.index_k_proj")
 """What MiniMax M3's loader puts into qkv_proj, though its packed_modules_mapping does not say so."""
-
-LACKED: Mapping[str, Mapping[str, Any]] = {
-    "xlm-roberta": {"position_embedding_type": "absolute"},
-}
-"""Model type -> what vLLM's class reads from config.json and transformers' does not write."""
 
 
 def uniform(name: str) -> str:
@@ -95,7 +95,6 @@ def answers(plans: dict[str, Plan], vllm_python: Path, tmp_path_factory: pytest.
     jobs = []
     for name, plan in plans.items():
         config = configurations(plan)["config.json"]
-        config |= LACKED.get(config["model_type"], {})
         jobs.append({"name": name, "config": config, "modules": list(schemes(plan))})
     run = subprocess.run(
         [vllm_python, HERE / "modules_probe.py"], input=json.dumps(jobs), env=os.environ | ENVIRONMENT,
@@ -117,6 +116,31 @@ def experts_of(plan: Plan, path: str) -> set[str]:
     (layer, *_) = re.findall(r"\.(\d+)\.", path)
     here = [e for e in plan.entries if re.search(rf"\.{layer}\.", e.name) and len(e.shape) > 1]
     return {e.scheme for e in here if any(layerless(s).endswith("_exps") for s in e.sources)}
+
+
+def test_what_verification_takes_for_one_parameter(plans: dict[str, Plan], answers: dict[str, Any]) -> None:
+    """The members of each parameter go into one module of vLLM's, and no others do."""
+    wrong: list[str] = []
+    for name, plan in plans.items():
+        if isinstance(answers[name], str):
+            continue
+        paths = {m: path for m, (path, _, _) in answers[name]["modules"].items() if ".experts." not in m}
+        children: dict[str, list[str]] = defaultdict(list)
+        for module in paths:
+            children[module.rpartition(".")[0]].append(module)
+        taken: set[frozenset[str]] = set()
+        for modules in children.values():
+            last = {module.rpartition(".")[2]: module for module in modules}
+            for together, members in fused_in(plan.config["architectures"][0]):
+                there = frozenset(last[m] for m in members if m in last)
+                taken.add(there)
+                if len(there) > 1 and len({paths[m] for m in there}) > 1:
+                    wrong.append(f"{name}: {together} is not one parameter: {sorted(there)}")
+        for path in set(paths.values()) - {None}:
+            one = {module for module, other in paths.items() if other == path}
+            if len(one) > 1 and not any(one <= group for group in taken):
+                wrong.append(f"{name}: {path} is one parameter of {sorted(one)}")
+    assert not wrong, "\n".join(wrong[:20])
 
 
 def test_vllm_finds_the_scheme_of_every_module(plans: dict[str, Plan], answers: dict[str, Any]) -> None:
@@ -142,3 +166,19 @@ def test_vllm_finds_the_scheme_of_every_module(plans: dict[str, Plan], answers: 
         wrong[name] += [f"{path} holds {sorted(found)}" for path, found in together.items() if len(found) > 1]
     if told := [f"{name}: {line}" for name, lines in wrong.items() for line in lines]:
         pytest.fail("\n".join(told))  # an assertion would show a few of them
+
+
+def test_maps_fuse_what_vllm_fuses(plans: dict[str, Plan], answers: dict[str, Any]) -> None:
+    """What vLLM's class packs into one parameter is one group of the map; a map may say more of what classes differ in.
+
+    Only groups of which the checkpoint has several members, by the last parts of their names, which is all vLLM says.
+    """
+    lacking: set[str] = set()
+    for name, plan in plans.items():
+        leaves = {module.rpartition(".")[2] for module in schemes(plan)}
+        ours = [{member.rpartition(".")[2] for member in members} for members in plan.fused.values()]
+        for module, members in answers[name]["fused"].items() if isinstance(answers[name], dict) else ():
+            together = set(members) & leaves
+            if len(together) > 1 and not any(together <= group for group in ours):
+                lacking.add(f"{plan.map}: {module} = {sorted(together)}")
+    assert lacking == set()

@@ -140,7 +140,10 @@ def minimax_01(n_layers: int = 8, **options: Any) -> Case:
 
 
 def minimax_m3(n_layers: int = 3, dense: int = 1, shared: int = 1, **options: Any) -> Case:
-    """The text part, whose class vLLM alone has. Layers with experts have the indexer of sparse attention."""
+    """The text part, whose class vLLM alone has under its published names; layers with experts have an indexer.
+
+    tests/test_sparse_attention.py compares what transformers' text class and llama.cpp compute.
+    """
     shapes = ends()
     for i in range(n_layers):
         layer = f"model.layers.{i}"
@@ -201,7 +204,7 @@ def minimax_m3(n_layers: int = 3, dense: int = 1, shared: int = 1, **options: An
     more = {"text_config": text, "vocab_size": LLAMA["vocab_size"], "tie_word_embeddings": False}
     given = {"architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_vl", **more}
     flags = ("gpt2_vocab",)
-    unrunnable = "no class in transformers has these names"
+    unrunnable = "transformers reads these names only as part of the model with its vision tower"
     case = Case("", given, flags=flags, weights=shapes, tolerance=None, unrunnable=unrunnable)
     return replace(case, hparams={"text_config": text}, keeps={"*norm.weight": plus_one})
 

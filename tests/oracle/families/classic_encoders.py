@@ -81,6 +81,15 @@ def padded(config: str, tokenizer: Literal["bpe", "unigram"], n_lost: int, **opt
     return replace(encoder(config, tokenizer, **options), keeps={"*position_embeddings.weight": zeros_first})
 
 
+def xlm_roberta(**options: Any) -> Case:
+    absolute = (
+        "absolute",
+        "as published: vLLM 0.32 asks each model of the class for it, transformers 5 has no other kind",
+    )
+    case = padded("XLMRobertaConfig", "unigram", 2, **options)
+    return replace(case, differs={**case.differs, "position_embedding_type": absolute})
+
+
 def nomic(layers: int = 2, epsilon: float = 1e-12, theta: float = 1000.0, **options: Any) -> Case:
     """In both spellings, as we write it: that of published configurations, which vLLM reads, and transformers 5's."""
     published = {"n_embd": 64, "n_head": 4, "n_inner": 128, "n_layer": layers}
@@ -144,9 +153,9 @@ _PLAIN: dict[str, Case] = {
     "bert_mean": replace(encoder("BertConfig"), files=pooled("mean_tokens")),
     "bert_fused_qkv": replace(encoder("BertConfig"), flags=("fuse_qkv",)),
     "roberta": padded("RobertaConfig", "bpe", 3),
-    "xlm-roberta": padded("XLMRobertaConfig", "unigram", 2, num_hidden_layers=3),
-    "xlm-roberta_cls": replace(padded("XLMRobertaConfig", "unigram", 2), files=pooled("cls_token")),
-    "xlm-roberta_types": padded("XLMRobertaConfig", "unigram", 2, type_vocab_size=1, num_attention_heads=8),
+    "xlm-roberta": xlm_roberta(num_hidden_layers=3),
+    "xlm-roberta_cls": replace(xlm_roberta(), files=pooled("cls_token")),
+    "xlm-roberta_types": xlm_roberta(type_vocab_size=1, num_attention_heads=8),
     "roberta_classifier": classifier(padded("RobertaConfig", "bpe", 3), "no", "perhaps", "yes"),
     "xlm-roberta_classifier": classifier(padded("XLMRobertaConfig", "unigram", 2), "LABEL_0"),
     "modern-bert_classifier": classifier(modern_bert(classifier_pooling="mean"), "LABEL_0"),

@@ -58,6 +58,8 @@ COHERE2: Mapping[str, Any] = {**COHERE, "num_hidden_layers": 5, "sliding_window"
 COHERE2_PUBLISHED = {"rotary_pct": 1.0}
 OLMO3: Mapping[str, Any] = {"sliding_window": 64, "num_hidden_layers": 5}
 OLMOE: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+STARCODER2: Mapping[str, Any] = {"sliding_window": 4096}
+"""As published, which no GGUF says: the map takes it for granted."""
 BIGCODE: Mapping[str, Any] = {
     "n_embd": 64,
     "n_layer": 3,
@@ -231,10 +233,11 @@ _PLAIN: dict[str, Case] = {
     "olmoe_3_of_8": Case(
         "OlmoeConfig", {"num_experts": 8, "num_experts_per_tok": 3, "num_hidden_layers": 3, "num_key_value_heads": 4}
     ),
-    "starcoder2": Case("Starcoder2Config", TIED, tolerance=GELU),
+    "starcoder2": Case("Starcoder2Config", {**STARCODER2, **TIED}, tolerance=GELU),
     "starcoder2_plain": Case(
         "Starcoder2Config",
         {
+            **STARCODER2,
             "use_bias": False,
             "num_hidden_layers": 3,
             "rope_parameters": {"rope_type": "default", "rope_theta": 999999.5},
@@ -242,7 +245,7 @@ _PLAIN: dict[str, Case] = {
         tolerance=None,
         unrunnable="it asks for the biases",
     ),
-    "starcoder2_fused_qkv": Case("Starcoder2Config", flags=("fuse_qkv",), tolerance=GELU),
+    "starcoder2_fused_qkv": Case("Starcoder2Config", STARCODER2, flags=("fuse_qkv",), tolerance=GELU),
     "starcoder": Case("GPTBigCodeConfig", BIGCODE, tolerance=GELU),
     "stablelm": Case("StableLmConfig", {"use_qkv_bias": True, **partial(0.25)}),
     "stablelm_parallel": Case(
