@@ -13,11 +13,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gguf2st.api import convert, make_plan, open_gguf, push, verify
+    from gguf2st.api import Options, convert, convert_planned, finish, make_plan, open_gguf, push, verify, write_plan
     from gguf2st.errors import Gguf2stError
     from gguf2st.hub.push import PushOptions
 
-__all__ = ["Gguf2stError", "PushOptions", "__version__", "convert", "make_plan", "open_gguf", "push", "verify"]
+__all__ = [
+    "Gguf2stError",
+    "Options",
+    "PushOptions",
+    "__version__",
+    "convert",
+    "convert_planned",
+    "finish",
+    "make_plan",
+    "open_gguf",
+    "push",
+    "verify",
+    "write_plan",
+]
 
 
 def __getattr__(name: str) -> Any:

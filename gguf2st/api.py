@@ -2,87 +2,68 @@
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
-from gguf2st import __version__, build, choice
-from gguf2st import tokenizer as tokenizers
-from gguf2st.digests import ShardDigests, sha256_of
-from gguf2st.errors import CoverageError, Gguf2stError, SourceError, UsageError
-from gguf2st.header import Header, read_header
-from gguf2st.hub import local_folder
-from gguf2st.hub.provenance import PROVENANCE_FILE, make_provenance
+from gguf2st import __version__
+from gguf2st.conversion import (
+    DEVICES,
+    MAX_REL_RMSE,
+    Options,
+    Progress,
+    conclude,
+    decoder_for,
+    default_threads,
+    downloaded,
+    prepare,
+    require_bound,
+    require_workers,
+    write_small_files,
+)
+from gguf2st.digests import ShardDigests
+from gguf2st.errors import UsageError
+from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.hub.push import Pushed, PushOptions, push_folder, require_access
 from gguf2st.hub.stream import ShardStream
 from gguf2st.limits import require_address_space
-from gguf2st.output import PARTIAL, OutputFolder, check_target
-from gguf2st.plan import DENSE, Plan, lay_out, to_json
-from gguf2st.report import Report, make_report
-from gguf2st.shards import INDEX_FILE, index_json, write_text
-from gguf2st.small_files import check_tokenizer, configurations, tokenizer_metadata
-from gguf2st.source import Model, is_address, locate
+from gguf2st.output import PARTIAL, OutputFolder
+from gguf2st.plan import to_json
+from gguf2st.planning import DEFAULT_SHARD_NBYTES, make_plan, open_gguf
+from gguf2st.problems import problem_lines, problems
+from gguf2st.report import Report
+from gguf2st.scaleout.finishing import finish as finish_planned
+from gguf2st.scaleout.planned import plan_anywhere, read_planned, write_planned
+from gguf2st.scaleout.shares import EVERYTHING, parse_share
+from gguf2st.scaleout.work import Written, write_shards
+from gguf2st.small_files import configurations
+from gguf2st.source import Model, locate
 from gguf2st.unchanged import identity as identity_of
-from gguf2st.unchanged import require_apart, require_unchanged
+from gguf2st.unchanged import require_unchanged
 from gguf2st.verification import Verification, checkpoint_dtype, verify_folder
 
-DEFAULT_SHARD_NBYTES = 5_000_000_000
-"""The Hub's own helper splits here too: parallel downloads, resumable uploads, no file near a hosting limit."""
+__all__ = [
+    "DEFAULT_SHARD_NBYTES",
+    "DEVICES",
+    "MAX_REL_RMSE",
+    "Options",
+    "convert",
+    "convert_planned",
+    "default_threads",
+    "finish",
+    "make_plan",
+    "open_gguf",
+    "partial_folder",
+    "problem_lines",
+    "problems",
+    "push",
+    "verify",
+    "write_plan",
+]
 
-MAX_REL_RMSE = 0.01
-"""What repacking "near" may cost a weight: twice what 8 bits and a scale per 32 weights cost one of 4 bits or more."""
-
-DEVICES = ("auto", "cpu", "cuda")
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes just written, bytes in all)."""
-
-
-def open_gguf(src: str | Path | Model) -> Header:
-    """The header of a model; of one on the Hub, nothing else is fetched.
-
-    Args:
-        src: a GGUF file, any shard of a split, a folder (`folder:Q4_K_M` where it holds several), a model on the Hub
-            (`org/repo:Q4_K_M`, `hf://org/repo/file.gguf@revision`, a web address), or one of ollama's
-            (`ollama://model:tag`); or what `locate` made of it.
-
-    Raises:
-        SourceError: nothing, several models or no GGUF is there; a HeaderError when it is damaged.
-        HubError: no such repository, no access, or the Hub does not answer.
-    """
-    return read_header(locate(src).files)
-
-
-def make_plan(
-    src: str | Path | Model | Header,
-    *,
-    dtype: str | None = None,
-    repack: str = "none",
-    max_shard_size: int = DEFAULT_SHARD_NBYTES,
-    arch_map: Path | None = None,
-) -> Plan:
-    """Plan a conversion; reads headers only. The plan may have problems: see `Plan.require_complete`.
-
-    Args:
-        src: as for `open_gguf`, or an open header.
-        dtype: of the output: bfloat16 (the default), float16 (the default with `repack`) or float32.
-        repack: as for `convert`.
-        max_shard_size: bytes; a shard is closed before it would exceed this.
-        arch_map: a map to use instead of choosing one.
-
-    Raises:
-        SourceError, HeaderError: the source cannot be read.
-        MapError: no arch map fits it.
-        UsageError: an unknown dtype or mode, or a dtype that does not go with `repack`.
-    """
-    if type(max_shard_size) is not int or max_shard_size < 1:
-        raise UsageError(f"max_shard_size is {max_shard_size!r}; it must be a positive number of bytes")
-    header = src if isinstance(src, Header) else open_gguf(src)
-    return lay_out(choice.choose(build.build(header, arch_map=arch_map), dtype, repack), max_shard_size)
+ENGINES = ("local", "ray")
 
 
 def convert(
@@ -104,6 +85,8 @@ def convert(
     progress: Progress | None = None,
     download_progress: Progress | None = None,
     stream_to: PushOptions | None = None,
+    engine: str = "local",
+    address: str | None = None,
 ) -> Report:
     """Convert a GGUF model into a Hugging Face checkpoint folder, and check it.
 
@@ -133,64 +116,53 @@ def convert(
         download_progress: told about bytes downloaded.
         stream_to: upload each shard there once it is written and delete it here, so that the disk of one shard is
             enough; all become visible in one commit at the end. Nothing is kept, and `progress` counts uploads too.
+        engine: local, or ray: then the tasks of a Ray cluster write the shards, `device` and `threads` being theirs.
+            Source and output must be in the same place on all its machines.
+        address: of the Ray cluster, host:port; by default the one on this machine.
 
     Raises:
         Gguf2stError: one of its subclasses; `exit_code` says which kind of problem it is.
     """
     started = time.monotonic()
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise UsageError(f"threads is {threads!r}; it must be a positive whole number")
-    if device not in DEVICES:
-        raise UsageError(f"device {device!r} is unknown; there are {', '.join(DEVICES)}")
-    if max_rel_rmse is not None and not max_rel_rmse > 0:
-        raise UsageError(f"max_rel_rmse is {max_rel_rmse!r}; it must be a positive number")
-    if max_rel_rmse is None and repack == "near":
-        max_rel_rmse = MAX_REL_RMSE
-    model = locate(src)
-    folder = Path(out) if out is not None else model.output
-    require_apart(model.paths, folder)
-    plan = make_plan(
-        read_header(model.files), dtype=dtype, repack=repack, max_shard_size=max_shard_size, arch_map=arch_map
+    require_workers(device, threads)
+    options = Options(
+        dtype=dtype,
+        repack=repack,
+        max_rel_rmse=max_rel_rmse,
+        max_shard_size=max_shard_size,
+        tokenizer_from=None if tokenizer_from is None else str(tokenizer_from),
+        tokenizer_pre=tokenizer_pre,
+        overwrite=overwrite,
+        arch_map=None if arch_map is None else str(arch_map),
+        digests=digests,
     )
-    plan.require_complete()
-    if tokenizer_from is not None and tokenizer_pre is not None:
-        raise UsageError("tokenizer_from takes a whole tokenizer: there is no tokenizer_pre to choose")
-    metadata = tokenizer_metadata(plan.header, tokenizer_pre)
-    asked: tuple[str, ...] = (
-        () if tokenizer_pre is None else (f"words are split as {tokenizer_pre!r} says, as asked for",)
-    )
-    asked += model.notes
-    if tokenizer_from is None:
-        notes = (*asked, *check_tokenizer(plan, metadata))
-    else:
-        copied = tokenizers.copy_tokenizer(local_folder(tokenizer_from, tokenizers.TOKENIZER_PATTERNS), metadata)
-        notes = (*asked, *copied.notes)
-    configs = configurations(plan)
-    check_target(folder, overwrite=overwrite)
+    _require_engine(engine)
+    conversion = (plan_anywhere if engine == "ray" else prepare)(src, out, options)
     if dry_run:
-        seconds = time.monotonic() - started
-        return make_report(plan, output=None, notes=notes, seconds=seconds, origin=model.origin)
+        return conversion.dry_report(time.monotonic() - started)
     if stream_to:
         require_access(stream_to)
+    if engine == "ray":
+        from gguf2st.scaleout.ray_engine import convert_on_ray
 
+        return convert_on_ray(conversion, device, threads, address, progress, stream_to)
     require_address_space()
     from gguf2st.execute import execute  # loads numpy and numba, which planning does without
     from gguf2st.execute.threads import run_ahead
-    from gguf2st.kernels.device import choose, decoder
 
-    device, device_notes = choose(device)
-    decode = decoder(device)
-    if device == "cuda" and any(e.scheme != DENSE for e in plan.entries):
-        device_notes += ("packed on the CPU; the CUDA device decoded what is not packed",)
+    plan, model, folder = conversion.plan, conversion.model, conversion.folder
+    decode, threads, device_notes = decoder_for(plan, device, threads)
     sizes = [s.nbytes for s in plan.shards]
     total = 2 * sum(sizes) if stream_to else sum(sizes)  # written, and uploaded
     tell = (lambda nbytes: progress(nbytes, total)) if progress else None
-    here = _downloaded(plan, model, download_progress, output=(folder, max(sizes) if stream_to else sum(sizes)))
+    room = folder, max(sizes) if stream_to else sum(sizes)
+    here = downloaded(plan, model, download_progress, output=room)
     files = [Path(file) for file in here.header.files]
     identity = identity_of(files)
     # A commit says what its files hold, wherever the cache has them.
     known = [] if model.remote else identity
-    fingerprint = json.dumps([__version__, to_json(plan), configs, known, str(tokenizer_from), tokenizer_pre])
+    given = [known, str(tokenizer_from), tokenizer_pre]
+    fingerprint = json.dumps([__version__, to_json(plan), conversion.configs, *given])
     earlier: tuple[str, ...] = ()
     with (
         OutputFolder(folder, fingerprint, overwrite=overwrite) as output,
@@ -199,54 +171,32 @@ def convert(
     ):
         if output.finished:
             earlier = (f"{len(output.finished)} of {len(plan.shards)} shards were finished by an earlier run",)
-        if tokenizer_from is None:
-            build_tokens = partial(tokenizers.build_tokenizer, metadata, n_rows=plan.config["vocab_size"])
-            pending = run_ahead(background, build_tokens)
-        hashes, hashing = plan.repack != "none" if digests is None else digests, ShardDigests(background)
+        tokens_later = run_ahead(background, conversion.tokens)
+        hashing = ShardDigests(background)
         rmses = execute(
             here,
             output,
             decode=decode,
-            max_rel_rmse=max_rel_rmse,
-            threads=threads or max(default_threads(), 4 if device == "cuda" else 1),  # 4 keep its lanes busy
+            max_rel_rmse=options.bound,
+            threads=threads,
             progress=tell,
-            on_shard=stream.take if stream else hashing.add if hashes else None,
+            on_shard=stream.take if stream else hashing.add if options.hashes else None,
             keeps=stream is None,
         )
-        place = stream.folder if stream else output.partial
-        tokens = copied if tokenizer_from is not None else pending()
-        # Index and config.json come last, so that a folder with them has everything else.
-        texts: dict[str, str | bytes] = {**tokens.files}
-        if len(plan.shards) > 1:
-            texts[INDEX_FILE] = index_json(plan)
-        texts |= {name: json.dumps(content, indent=2) + "\n" for name, content in configs.items()}
-        for name, text in texts.items():
-            write_text(place / name, text)
+        place, tokens = stream.folder if stream else output.partial, tokens_later()
+        names = write_small_files(conversion, place, tokens)
         require_unchanged(files, identity)
         if not stream:
-            output.require_only([*texts, *(shard.file for shard in plan.shards), PROVENANCE_FILE])
-        checked = verify_folder(place, plan=here, configs=configs, values=False)
-        checked.require_ok()
-        report = make_report(
-            plan,
-            output=None if stream else folder,
-            notes=(*asked, *tokens.notes, *checked.notes),
+            output.require_only([*names, *(shard.file for shard in plan.shards), PROVENANCE_FILE])
+        report, checked = conclude(
+            conversion,
+            place,
+            names,
+            tokens=tokens,
             rmses=rmses,
-            verification=dataclasses.replace(checked, folder=str(folder)),
-            origin=model.origin,
-            digests={name: sha256_of(place / name) for name in texts}
-            | ((stream.digests() if stream else hashing.result()) if hashes else {}),
+            digests=(stream.digests() if stream else hashing.result()) if options.hashes else {},
+            kept=stream is None,
         )
-        given: dict[str, object] = {
-            "dtype": plan.dtype,
-            "repack": None if repack == "none" else repack,
-            "tokenizer-from": tokenizer_from,
-            "tokenizer-pre": tokenizer_pre,
-            "arch-map": arch_map,
-        }
-        if max_shard_size != DEFAULT_SHARD_NBYTES:
-            given["max-shard-size"] = max_shard_size
-        write_text(place / PROVENANCE_FILE, make_provenance(report, plan.header.metadata, given).to_json())
         pushed = stream.finish(checked) if stream else None
         output.discard() if stream else output.finish()
     seconds = round(time.monotonic() - started, 3)
@@ -254,15 +204,79 @@ def convert(
     return dataclasses.replace(report, notes=notes, pushed=pushed, seconds=seconds)
 
 
-def _downloaded(plan: Plan, model: Model, progress: Progress | None, output: tuple[Path, int] | None = None) -> Plan:
-    """The plan over files on this machine; those on the Hub are downloaded if the cache lacks them."""
-    files = plan.header.files
-    if not any(map(is_address, files)):
-        return plan
-    from gguf2st.hub.download import fetch
+def write_plan(
+    src: str | Path | Model, path: str | Path, out: str | Path | None = None, options: Options | None = None
+) -> Report:
+    """Plan and check a conversion as `convert` does, and write what it would do into a file for `convert_planned`.
 
-    paths = fetch(files, revision=model.revision, progress=progress, output=output)
-    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, files=tuple(map(str, paths))))
+    Args:
+        src: as for `convert`.
+        path: of the plan file; another plan file there is replaced.
+        out: as for `convert`.
+        options: what decides about the bytes.
+
+    Raises:
+        Gguf2stError: as `convert`, but for what shows only when weights are read.
+    """
+    started = time.monotonic()
+    conversion = plan_anywhere(src, out, options or Options())
+    write_planned(conversion, Path(path))
+    return conversion.dry_report(time.monotonic() - started)
+
+
+def convert_planned(
+    plan: str | Path,
+    share: str | None = None,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    progress: Progress | None = None,
+    download_progress: Progress | None = None,
+) -> Written:
+    """Write shards of a plan file, but those that are finished. Many processes may do so at once.
+
+    Args:
+        plan: the file.
+        share: `i/N`, the i-th of N shares; None for all shards.
+        device, threads, engine, address, progress, download_progress: as for `convert`.
+
+    Raises:
+        SourceError: the plan file is of another version or damaged, or the source has changed since.
+        Gguf2stError: as `convert`.
+    """
+    _require_engine(engine)
+    planned = read_planned(Path(plan))
+    indices = (EVERYTHING if share is None else parse_share(share)).indices(planned.sizes)
+    if engine == "ray":
+        from gguf2st.scaleout.ray_engine import write_on_ray
+
+        return write_on_ray(planned, indices, device, threads, address, progress)
+    return write_shards(
+        planned, indices, device=device, threads=threads, progress=progress, download_progress=download_progress
+    )
+
+
+def _require_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise UsageError(f"engine {engine!r} is unknown; there are {', '.join(ENGINES)}")
+
+
+def finish(plan: str | Path, *, threads: int | None = None, progress: Progress | None = None) -> Report:
+    """Make the checkpoint of a plan file, once all its shards are there; it has the bytes that `convert` writes.
+
+    Args:
+        plan: the file.
+        threads: how many shards are read at once.
+        progress: told about bytes compared with their sha256.
+
+    Raises:
+        OutputError: shards are missing or damaged, with the command that makes each; or the target cannot be written.
+        SourceError: as `convert_planned`.
+        VerifyError: the checkpoint is not what the plan says.
+    """
+    return finish_planned(read_planned(Path(plan)), threads=threads, progress=progress)
 
 
 def push(folder: str | Path, target: str | PushOptions, *, quiet: bool = True) -> Pushed:
@@ -315,20 +329,21 @@ def verify(
         download_progress: told about bytes of `against` downloaded.
 
     Raises:
-        UsageError: an impossible `sample`.
-        VerifyError: the folder is not there or cannot be compared.
-        SourceError, MapError: about `against`.
+        UsageError: an impossible `sample` or `max_rel_rmse`.
+        VerifyError: the folder cannot be compared.
+        SourceError: the folder is not there, or about `against`, as MapError.
     """
     folder = Path(folder)
     if not 0.0 < sample <= 1.0:
         raise UsageError(f"sample is {sample}; a share is above 0 and at most 1")
+    require_bound(max_rel_rmse)
     if against is None:
         return verify_folder(folder, model=model, run=run, progress=progress)
     dtype = checkpoint_dtype(folder)
     source = locate(against)
     plan = make_plan(source, dtype=dtype, arch_map=arch_map)
     plan.require_complete()
-    plan = _downloaded(plan, source, download_progress)
+    plan = downloaded(plan, source, download_progress)
     return verify_folder(
         folder,
         plan=plan,
@@ -339,53 +354,3 @@ def verify(
         run=run,
         progress=progress,
     )
-
-
-def problems(
-    src: str | Path | Model | Header,
-    *,
-    arch_map: Path | None = None,
-    tokenizer: bool = True,
-    tokenizer_pre: str | None = None,
-) -> list[tuple[int, str]]:
-    """Every reason not to convert a source, as (exit code, line); empty when it can be converted.
-
-    A source that cannot be opened is a problem like any other.
-
-    Args:
-        src: as for `open_gguf`, or an open header.
-        arch_map: a map to use instead of choosing one.
-        tokenizer: whether the tokenizer must be rebuilt from the file; not so with `convert --tokenizer-from`.
-        tokenizer_pre: as for `convert`.
-    """
-    try:
-        header = src if isinstance(src, Header) else open_gguf(src)
-    except Gguf2stError as err:
-        return problem_lines(err)
-    found: list[tuple[int, str]] = []
-    plan = None
-    try:
-        plan = make_plan(header, arch_map=arch_map)
-        found += [(CoverageError.exit_code, line) for line in plan.all_problems]
-    except Gguf2stError as err:
-        found += problem_lines(err)
-    if tokenizer:
-        try:
-            metadata = tokenizer_metadata(header, tokenizer_pre)
-            tokenizers.check_tokenizer(metadata) if plan is None else check_tokenizer(plan, metadata)
-        except Gguf2stError as err:
-            found += problem_lines(err)
-    return found
-
-
-def problem_lines(err: Gguf2stError) -> list[tuple[int, str]]:
-    """(exit code, line) of each problem; the details of a source that cannot be opened belong to its one problem."""
-    if isinstance(err, SourceError) and err.problems:
-        return [(err.exit_code, f"{err.message}: {'; '.join(err.problems)}")]
-    return [(err.exit_code, line) for line in (err.message, *err.problems)]
-
-
-def default_threads() -> int:
-    """One thread per core this process may use, at most 8: past that the disk is the limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)

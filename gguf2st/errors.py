@@ -107,5 +107,11 @@ class BatchError(Gguf2stError):
     exit_code = 9
 
 
+class EngineError(Gguf2stError):
+    """A cluster cannot be reached, or loses what it is given to do."""
+
+    exit_code = 10
+
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM, as shells report SIGINT (128 + 2)."""

@@ -5,13 +5,17 @@ again goes on where the last one stopped; any other plan starts anew. A line of 
 
     {"shard": "model-00001-of-00002.safetensors", "sums": {"model.layers.0.mlp.up_proj.weight": [0.25, 8192.0]}}
 
-`sums` has, of each weight that was not packed exactly, the squared differences from the source and the squared values.
+`sums` has, of each weight that was not packed exactly, the squared differences from the source and the squared values;
+of a dense one that float16 holds badly, how many values are lost and how many are not 0.
 
-At the end everything but these two moves into `OUT.partial/complete/`, which is then renamed to OUT. A checkpoint to
+Where several processes write the shards, each shard has a journal of its own instead: see gguf2st/scaleout/folder.py.
+
+At the end everything but these moves into `OUT.partial/complete/`, which is then renamed to OUT. A checkpoint to
 overwrite waits as `OUT.partial/replaced/` until that is done. Whoever is killed in between leaves nothing outside of
 `OUT.partial/`, and the next run puts it right.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -22,23 +26,33 @@ from types import TracebackType
 from typing import IO, Any, TypeAlias
 
 from gguf2st.errors import OutputError, VerifyError
+from gguf2st.fold import few
 from gguf2st.quoting import shell_word
+from gguf2st.replaceable import foreign_in, is_known
 from gguf2st.shards import UNFINISHED, output_error, sync_folder, write_text
 
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
-"""Entry -> sum of squared differences from the source, sum of squared values."""
+"""Entry -> what it lost: see above."""
 
 PARTIAL = ".partial"
 """Suffix of the folder that a conversion works in."""
 PLAN_FILE = "plan.json"
 JOURNAL_FILE = "journal"
-_NEVER_REPLACED = (".gguf", ".bin", ".pth", ".pt", ".md", ".txt", ".py", ".onnx")
-"""Suffixes of files that people keep beside a checkpoint."""
+JOURNALS = "journals"
+"""Folder in the partial one of the journals of single shards."""
 COMPLETE = "complete"
 """Folder in the partial one that becomes OUT."""
 REPLACED = "replaced"
 """Folder in the partial one where an overwritten checkpoint waits for its end."""
-_OWN_FILES = (PLAN_FILE, JOURNAL_FILE)
+OUTLINE = "outline"
+"""Folder in the partial one of what is kept of shards that were uploaded and deleted."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""What `flock` answers on file systems without locks, such as Lustre mounted without them."""
+_OWN = (JOURNALS, PLAN_FILE, JOURNAL_FILE)
+
+
+class BusyError(OutputError):
+    """Another process works in the folder."""
 
 
 class OutputFolder:
@@ -50,13 +64,15 @@ class OutputFolder:
         finished: the shards that this or an earlier run of the same plan completed, and what their weights lost.
     """
 
-    def __init__(self, out: Path, fingerprint: str, *, overwrite: bool = False) -> None:
+    def __init__(self, out: Path, fingerprint: str, *, overwrite: bool = False, shared: bool = False) -> None:
         """Check the target; nothing is created yet.
 
         Args:
             out: final folder.
             fingerprint: text that decides whether an earlier partial folder can be continued.
             overwrite: replace an existing checkpoint.
+            shared: several processes have written the shards (scaleout/folder.py): a partial folder of this plan must
+                be there, and is kept whatever fails.
 
         Raises:
             OutputError: the target exists and must not be replaced.
@@ -67,6 +83,7 @@ class OutputFolder:
         self.finished: Mapping[str, Sums] = {}
         self._fingerprint = fingerprint
         self._overwrite = overwrite
+        self._shared = shared
         self._journal: IO[str] | None = None
 
     def __enter__(self) -> "OutputFolder":
@@ -84,6 +101,8 @@ class OutputFolder:
             check_target(self.out, overwrite=self._overwrite)
             if (self.partial / PLAN_FILE).is_file() and self._is_same_plan():
                 self.finished = {name: sums for name, sums in self._marked() if (self.partial / name).is_file()}
+            elif self._shared:
+                raise OutputError(f"{self.partial} holds no shards of this plan")
             else:
                 self._clear()
                 write_text(self.partial / PLAN_FILE, self._fingerprint)
@@ -109,13 +128,19 @@ class OutputFolder:
         self.finished = {**self.finished, shard: sums}
 
     def require_only(self, names: Iterable[str]) -> None:
-        """Raise OutputError when the folder holds a file besides these, which would end in the checkpoint.
+        """Raise OutputError when the folder holds anything besides these files, which would end in the checkpoint.
 
         Args:
             names: paths below the folder.
         """
-        written = {*names, *_OWN_FILES}
-        there = (p.relative_to(self.partial).as_posix() for p in self.partial.rglob("*") if not p.is_dir())
+        written = {*names}
+        homes = {JOURNALS, *(parent.as_posix() for name in written for parent in Path(name).parents)}
+        there = (
+            path.relative_to(self.partial).as_posix()
+            for path in self.partial.rglob("*")
+            if path.parent != self.partial / JOURNALS
+        )
+        written |= {*_OWN, *(home for home in homes if not (self.partial / home).is_symlink())}
         if others := sorted(name for name in there if name not in written):
             raise OutputError(
                 f"{self.partial} holds {others[0]!r}, which this conversion did not write",
@@ -134,7 +159,7 @@ class OutputFolder:
             complete = self.partial / COMPLETE
             complete.mkdir()
             for path in list(self.partial.iterdir()):
-                if path.name not in _OWN_FILES and path != complete:
+                if path.name not in _OWN and path != complete:
                     path.rename(complete / path.name)
             sync_folder(complete)
             _replace(complete, self.out, self.partial / REPLACED)
@@ -155,14 +180,14 @@ class OutputFolder:
 
         Shards that failed verification are nothing to resume: going on with them would fail for ever.
         """
-        failed = kind is not None and (not self.finished or issubclass(kind, VerifyError))
+        failed = kind is not None and not self._shared and (not self.finished or issubclass(kind, VerifyError))
         self._close_journal(remove=failed)
 
     def _require_own(self) -> None:
         """Raise OutputError when the partial folder is there but was not made by a conversion: it will be emptied."""
         if self.partial.is_symlink():
             raise OutputError(f"{self.partial} is a link", hint="remove it, or choose another folder with -o")
-        if self.partial.is_dir() and not any((self.partial / name).exists() for name in _OWN_FILES):
+        if self.partial.is_dir() and not any((self.partial / name).exists() for name in _OWN):
             others = [p.name for p in self.partial.iterdir() if p.suffix != UNFINISHED]
             if others:
                 raise OutputError(
@@ -172,23 +197,12 @@ class OutputFolder:
 
     def _open_journal(self) -> IO[str]:
         """The journal, open and locked."""
-        path = self.partial / JOURNAL_FILE
-        while True:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            try:
-                journal = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the folder
-            except FileNotFoundError:
-                continue  # the one who held the lock has just removed the folder
-            if not lock_file(journal):
-                journal.close()
-                raise OutputError(
-                    f"{self.partial}: another conversion is writing here",
-                    hint="wait for it, or choose another folder with -o",
-                )
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(journal.fileno()), path.stat()):
-                    return journal
-            journal.close()  # as above
+        if journal := open_locked(self.partial / JOURNAL_FILE):
+            return journal
+        raise BusyError(
+            f"{self.partial}: another conversion is writing here",
+            hint="wait for it, or choose another folder with -o",
+        )
 
     def _recover(self) -> None:
         """Put right what a run left that was killed: an overwritten checkpoint without its successor comes back, a
@@ -215,13 +229,28 @@ class OutputFolder:
                 self._remove()
         self._journal.close()
 
+    def _foreign(self) -> list[str]:
+        """Files in the partial folder that no conversion writes. A link is none: removing it loses nothing."""
+        files = (p.relative_to(self.partial) for p in self.partial.rglob("*") if p.is_file() and not p.is_symlink())
+        places = (JOURNALS, OUTLINE, REPLACED, COMPLETE)
+        return sorted(
+            name.as_posix()
+            for name in files
+            if name.parts[0] not in (*places, *_OWN) and name.suffix != UNFINISHED and not is_known(name.as_posix())
+        )
+
     def _remove(self) -> None:
-        """Remove the partial folder; the journal, by which the next run knows it as ours, goes last."""
+        """Remove the partial folder, unless somebody put a file into it; the journal, by which the next run knows it
+        as ours, goes last.
+        """
+        if self._foreign():
+            return
         for path in list(self.partial.iterdir()):
-            if path.name not in _OWN_FILES:
+            if path.name not in _OWN:
                 _unlink(path)
-        for name in _OWN_FILES:
-            (self.partial / name).unlink(missing_ok=True)
+        for name in _OWN:
+            with suppress(FileNotFoundError):
+                _unlink(self.partial / name)
         self.partial.rmdir()
 
     def _marked(self) -> Iterator[tuple[str, Sums]]:
@@ -252,13 +281,9 @@ class OutputFolder:
 
     def _clear(self) -> None:
         """Remove what another plan left. Files we would never write stop us: the folder is not ours."""
-        ours = (".safetensors", ".json", ".jinja", ".model", UNFINISHED)
-        foreign = [
-            p for p in self.partial.rglob("*") if p.is_file() and p.suffix not in ours and p.name not in _OWN_FILES
-        ]
-        if foreign:
+        if foreign := self._foreign():
             raise OutputError(
-                f"{self.partial} holds files that no conversion writes, such as {foreign[0].name!r}",
+                f"{self.partial} holds files that no conversion writes: {few([repr(name) for name in foreign], 4)}",
                 hint="move them away, or choose another folder with -o",
             )
         for path in list(self.partial.iterdir()):
@@ -305,11 +330,11 @@ def _check_existing(out: Path, overwrite: bool) -> None:
             f"{out} is not a checkpoint (it has no config.json), so --overwrite leaves it alone",
             hint="remove it yourself, or choose another folder with -o",
         )
-    foreign = [p.name for p in out.iterdir() if p.suffix.lower() in _NEVER_REPLACED or p.name == ".git"]
-    if foreign:
+    if foreign := foreign_in(out):
+        names = few([repr(name) for name in foreign], 4)
         raise OutputError(
-            f"{out} holds {foreign[0]!r}, which no conversion writes, so --overwrite leaves it alone",
-            hint="move it away, or choose another folder with -o",
+            f"{out} holds {names}, which no conversion put there, so --overwrite leaves it alone",
+            hint=f"move {'it' if len(foreign) == 1 else 'them'} away, or choose another folder with -o",
         )
 
 
@@ -335,14 +360,36 @@ def _replace(new: Path, out: Path, aside: Path) -> None:
         raise
 
 
-def lock_file(file: IO[str]) -> bool:
-    """Take an exclusive lock that ends with the process; True where the system has no such locks."""
+def open_locked(path: Path, *, shared: bool = False) -> IO[str] | None:
+    """Open a file and lock it, making it and its folder if need be; None while another process keeps it locked.
+
+    Args:
+        path: of the file.
+        shared: whether others may have it locked in this way too.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the lock
+        except FileNotFoundError:
+            continue  # the one who held the lock has just removed the folder
+        if not lock_file(file, shared=shared):
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # as above
+
+
+def lock_file(file: IO[str], *, shared: bool = False) -> bool:
+    """Take a lock that ends with the process; True also where the system or the file system has no such locks."""
     try:
         import fcntl
     except ImportError:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as err:
+        return err.errno in _NO_LOCKS
     return True

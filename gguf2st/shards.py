@@ -9,6 +9,7 @@ itself needs all tensors in memory at once, which is why this module exists.
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -64,14 +65,19 @@ class ShardFile:
     Writing is thread-safe. `close` makes the file durable and gives it its final name.
     """
 
-    def __init__(self, path: Path, outputs: Sequence[Output]) -> None:
-        """Create `path` + ".part".
+    def __init__(self, path: Path, outputs: Sequence[Output], part: Path | None = None) -> None:
+        """Create the unfinished file.
+
+        Args:
+            path: of the finished shard.
+            outputs: its tensors, in file order.
+            part: of the unfinished one, in the same folder; `path` + ".part" by default.
 
         Raises:
             OutputError: the space is not there, or the file cannot be created.
         """
         self.path = path
-        self._part = path.with_name(path.name + UNFINISHED)
+        self._part = part or path.with_name(path.name + UNFINISHED)
         header = header_bytes(outputs)
         self._data_start = len(header)
         nbytes = len(header) + (outputs[-1].stop if outputs else 0)
@@ -123,10 +129,12 @@ class ShardFile:
 
 
 def is_whole(path: Path, outputs: Sequence[Output]) -> bool:
-    """Whether a file has the size and the header of a shard with these tensors."""
+    """Whether a path is a regular file, no link, with the size and the header of a shard with these tensors."""
     header = header_bytes(outputs)
     nbytes = len(header) + (outputs[-1].stop if outputs else 0)
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
         with open(path, "rb") as f:
             return path.stat().st_size == nbytes and f.read(len(header)) == header
     except OSError:

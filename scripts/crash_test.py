@@ -20,19 +20,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.crash_runs import HUB, LOCAL, CrashTest, Files, Mode, can_mount, files_of  # noqa: E402
+from tests.crash_runs import HUB, LOCAL, SHARES, CrashTest, Files, Mode, can_mount, files_of  # noqa: E402
 from tests.hub_server import HubServer  # noqa: E402
 
 NEED_NBYTES = 2_600_000
 """What the sharded conversion writes."""
-WAYS = ("kill", "batch", "SIGTERM", "SIGINT", "full-disk", "errors", "read-only", "limits", "source", "twice")
+WAYS = ("kill", "shares", "batch", "SIGTERM", "SIGINT", "full-disk", "errors", "read-only", "limits", "source", "twice")
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Case:
 def cases(ways: set[str], mounts: bool) -> Iterator[Case]:
     """What to do, for those of WAYS that are forks of one process."""
     sharded, near, overwrite = LOCAL[1], LOCAL[3], LOCAL[5]
-    for mode in (*LOCAL, *HUB) if "kill" in ways else ():
+    for mode in (*LOCAL, *SHARES, *HUB) if "kill" in ways else ():
         yield Case("kill -9", mode, (-9, 0), lambda rng, n: {"at": rng.randrange(n)})
     for name in ("SIGTERM", "SIGINT"):
         number = int(getattr(signal, name))
@@ -75,7 +75,7 @@ def cases(ways: set[str], mounts: bool) -> Iterator[Case]:
         yield Case("full disk (tmpfs)", mode, (0, 6), lambda rng, n: {"room": rng.randrange(4096, NEED_NBYTES)})
     for errno in ("ENOSPC", "EIO", "EACCES", "EROFS") if "errors" in ways else ():
         way = f"{errno} from a call on"
-        for mode in (sharded, overwrite):
+        for mode in (sharded, overwrite, SHARES[0], SHARES[2]):
             yield Case(way, mode, (0, 6), lambda rng, n, e=errno: {"at": rng.randrange(n), "refuses": e})
     if "read-only" in ways and mounts:
         yield Case("read-only mount", sharded, (6,), lambda rng, n: {"read_only": True}, 0.1)
@@ -154,6 +154,52 @@ def batch(source: Path, folder: Path, points: int, rng: random.Random) -> Row:
     return row
 
 
+def shares(source: Path, folder: Path, points: int, expected: Files, rng: random.Random) -> Row:
+    """Three processes with the shares of one plan, each killed after a random time; then the same once more."""
+    row = Row("kill -9 at a random time", "3 shares at once")
+    gguf2st = [sys.executable, "-m", "gguf2st"]
+    plan = folder / "p.plan"
+
+    def begin(number: int) -> "subprocess.Popen[str]":
+        command = [*gguf2st, "convert", "--plan", plan, "--shard", f"{number}/3", "--threads", "1"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def prepare() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        options = ["-o", folder / "out", "--max-shard-size", "200KB", "--write", plan]
+        subprocess.run([*gguf2st, "plan", source, *options], check=True, stdout=subprocess.DEVNULL)
+
+    prepare()
+    started = time.monotonic()
+    for process in [begin(share) for share in (1, 2, 3)]:
+        process.communicate()
+    whole_s = time.monotonic() - started
+    for number in range(points):
+        prepare()
+        started = time.monotonic()
+        ends = sorted(started + rng.random() * whole_s for _ in range(3))
+        for process, end in zip([begin(share) for share in (1, 2, 3)], ends, strict=True):
+            with process:
+                try:
+                    process.wait(max(0.0, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+            row.ended["killed" if process.returncode == -9 else f"exit {process.returncode}"] += 1
+        if (folder / "out").exists():
+            row.problems.append(f"{number}: a checkpoint although nobody finished it")
+        for process in [begin(share) for share in (1, 2, 3)]:
+            _, said = process.communicate()
+            if process.returncode:
+                row.problems.append(f"{number}: run again, it ended with {process.returncode}: {said[-500:]}")
+        done = subprocess.run([*gguf2st, "finish", plan, "-q"], capture_output=True, text=True, check=False)
+        if done.returncode or files_of(folder / "out") != expected:
+            row.problems.append(f"{number}: no complete checkpoint: {done.returncode}: {done.stderr[-500:]}")
+        if left := [p.name for p in folder.iterdir() if p.name not in ("out", "p.plan")]:
+            row.problems.append(f"{number}: left {left}")
+    return row
+
+
 def _working_in(folder: Path) -> bool:
     for process in Path("/proc").iterdir():
         try:
@@ -219,6 +265,10 @@ def main() -> int:
                     row.ended["killed" if outcome.status == -9 else f"exit {outcome.status}"] += 1
                     row.problems += [f"{fault}: {problem}" for problem in problems]
                 show(row)
+            if "shares" in ways:
+                options = ("--max-shard-size", "200KB", "--threads", "2")
+                expected = test.expected(replace(LOCAL[1], options=options))[0]
+                show(shares(test.source, folder / "shares", points, expected, rng))
             if "batch" in ways:
                 show(batch(test.source, folder / "batch", points, rng))
             if "twice" in ways:

@@ -6,9 +6,11 @@
     python scripts/large_test.py batch --entries 1000
     python scripts/large_test.py repeat --times 200
     python scripts/large_test.py bits --bits 1000     flipped bits that `verify --against` must find
+    python scripts/large_test.py plans                a plan file of 1 TB, and a shard of it
+    python scripts/large_test.py shares               the work of one process shared by two
 
-The figures of docs/operations.md are its lines. Peak memory is that of a process which a small one started: Linux
-counts what a parent had in memory too.
+The figures of docs/operations.md and docs/scale-out.md are its lines. Peak memory is that of a process which a small
+one started: Linux counts what a parent had in memory too.
 """
 
 import argparse
@@ -125,6 +127,49 @@ def _plan_convert_verify(folder: Path, source: Path, what: str) -> None:
     print(f"    {report['tensors']:,} tensors written, {packed['output_nbytes'] / 1e6:.0f} MB packed")
 
 
+def plans(folder: Path) -> None:
+    """A mixture of experts of 1 TB: its plan, and one of its shards."""
+    shapes = {"hidden": 7168, "heads": 56, "kv_heads": 8, "ffn": 2048, "experts": 256}
+    source, plan = sparse_model(folder / "moe.gguf", arch="qwen3moe", layers=83, **shapes), folder / "moe.plan"
+    what = f"{source.stat().st_size / 1e12:.2f} TB of Q8_0 in experts"
+    options = ["-o", folder / "moe", "--max-shard-size", "1GB", "--write", plan, "--json"]
+    report = json.loads(measured(f"{what}: plan --write", "plan", source, *options))
+    shards = len(report["shards"])
+    measured(f"{what}: convert --plan --shard 7/{shards}", "convert", "--plan", plan, "--shard", f"7/{shards}")
+    print(
+        f"    {report['tensors']:,} tensors in {shards:,} shards; the plan file has {plan.stat().st_size / 1e6:.0f} MB"
+    )
+    subprocess.run(["rm", "-r", folder / "moe.partial", source, plan], check=True)
+
+
+def shares(folder: Path) -> None:
+    """1 GB by one process, and by two at once, each with one thread; the best of three, in turns."""
+    shapes = {"hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336}
+    source, plan = sparse_model(folder / "dense.gguf", qtype="Q4_K", layers=8, **shapes), folder / "dense.plan"
+    options = ["-o", folder / "dense", "--repack", "near", "--max-shard-size", "100MB", "--write", plan, "--json"]
+    command = [sys.executable, "-m", "gguf2st", "convert", "--plan", plan, "--threads", "1", "-q"]
+    walls: dict[int, list[float]] = {1: [], 2: []}
+    cpus: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(3):
+        for workers in walls:
+            subprocess.run([sys.executable, "-m", "gguf2st", "plan", source, *options], check=True, capture_output=True)
+            started = time.monotonic()
+            numbers = range(1, workers + 1)
+            processes = [subprocess.Popen([*command, "--shard", f"{n}/{workers}"], cwd=ROOT) for n in numbers]
+            ends = [os.wait4(process.pid, 0) for process in processes]
+            walls[workers].append(time.monotonic() - started)
+            cpus[workers].append(max(usage.ru_utime + usage.ru_stime for _, _, usage in ends))
+            if any(status for _, status, _ in ends):
+                sys.exit("a share failed")
+            subprocess.run(["rm", "-r", folder / "dense.partial"], check=True)
+    print(
+        f"{source.stat().st_size / 1e9:.1f} GB of Q4_K, --repack near, one thread each; load {os.getloadavg()[0]:.1f}"
+    )
+    for what, found in (("wall", walls), ("CPU of the busiest process", cpus)):
+        one, two = min(found[1]), min(found[2])
+        print(f"  {what}: 1 process {one:.1f} s, 2 processes {two:.1f} s: {one / two:.2f} times as fast")
+
+
 def batch(folder: Path, entries: int) -> None:
     """Models that differ in their weights; one of a hundred is cut off, and fails."""
     (folder / "models").mkdir()
@@ -199,7 +244,9 @@ def bits(folder: Path, count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["sparse", "tensors", "experts", "batch", "repeat", "bits"])
+    parser.add_argument(
+        "what", nargs="+", choices=["sparse", "tensors", "experts", "plans", "shares", "batch", "repeat", "bits"]
+    )
     parser.add_argument("--gb", type=float, default=40.0)
     parser.add_argument("--entries", type=int, default=1000)
     parser.add_argument("--times", type=int, default=200)
@@ -210,12 +257,14 @@ def main() -> None:
         "sparse": lambda folder: sparse(folder, given.gb),
         "tensors": tensors,
         "experts": experts,
+        "plans": plans,
+        "shares": shares,
         "batch": lambda folder: batch(folder, given.entries),
         "repeat": lambda folder: repeat(folder, given.times),
         "bits": lambda folder: bits(folder, given.bits),
     }
     scratch = given.scratch or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
-    if {"sparse", "tensors", "experts"} & set(given.what):
+    if {"sparse", "tensors", "experts", "plans"} & set(given.what):
         header()
     for what in given.what:
         with tempfile.TemporaryDirectory(prefix="large-", dir=scratch) as name:

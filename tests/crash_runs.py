@@ -35,12 +35,14 @@ class Mode:
         options: of `gguf2st convert`.
         overwrites: whether there is a checkpoint already.
         hub: "stream" uploads shards and deletes them; "push" uploads a checkpoint that is there.
+        plan: "share" writes the shards of a plan file, "finish" makes the checkpoint of them; `options` are the plan's.
     """
 
     name: str
     options: tuple[str, ...] = ()
     overwrites: bool = False
     hub: str = ""
+    plan: str = ""
 
 
 SHARDED = ("--max-shard-size", "700KB", "--threads", "2")
@@ -51,6 +53,12 @@ LOCAL = (
     Mode("repack near, sharded", (*SHARDED, "--repack", "near")),
     Mode("repack int4", ("--threads", "2", "--repack", "int4")),
     Mode("overwrite, sharded", (*SHARDED, "--overwrite"), overwrites=True),
+)
+SHARES = (
+    Mode("convert --plan", ("--max-shard-size", "700KB"), plan="share"),
+    Mode("convert --plan, repack near", ("--max-shard-size", "700KB", "--repack", "near"), plan="share"),
+    Mode("finish", ("--max-shard-size", "700KB"), plan="finish"),
+    Mode("finish, overwrite", ("--max-shard-size", "700KB", "--overwrite"), overwrites=True, plan="finish"),
 )
 HUB = (
     Mode("convert --push --no-keep", (*SHARDED, "--push", REPO, "--no-keep"), hub="stream"),
@@ -107,9 +115,19 @@ class CrashTest:
     def run(self, mode: Mode, **fault: Any) -> Outcome:
         """Do it in `place`."""
         out = str(self.place / "out")
-        arguments = ("push", out, REPO) if mode.hub == "push" else ("convert", str(self.source), "-o", out)
+        arguments: tuple[str, ...] = ("convert", str(self.source), "-o", out, *mode.options)
+        if mode.hub == "push":
+            arguments = ("push", out, REPO)
+        elif mode.plan:
+            arguments = {
+                "share": ("convert", "--plan", str(self._plan(mode))),
+                "finish": ("finish", str(self._plan(mode))),
+            }[mode.plan]
         environment: Mapping[str, str] = self.hub.environment(self.folder) if self.hub else {}
-        order = Order((*arguments, *mode.options), str(self.place), str(self.folder / "said"), environment=environment)
+        return self._order(arguments, environment, **fault)
+
+    def _order(self, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None, **fault: Any) -> Outcome:
+        order = Order(arguments, str(self.place), str(self.folder / "said"), environment=environment or {})
         assert self._zygote.stdin is not None
         assert self._zygote.stdout is not None
         self._zygote.stdin.write(replace(order, **fault).to_json() + "\n")
@@ -133,6 +151,8 @@ class CrashTest:
             shutil.copytree(old, self.place / "out")
         if room:
             _mount("-o", f"remount,size={shutil.disk_usage(self.place).used + room}", str(self.place))
+        if mode.plan == "finish":
+            shutil.copytree(self._shards(mode), self.place / "out.partial")
         if read_only:
             _mount("-o", "remount,ro", str(self.place))
 
@@ -149,6 +169,7 @@ class CrashTest:
             outcome = self.run(mode)
             assert outcome.status == 0, outcome.said
             assert outcome.steps
+            self._finish(mode)
             assert sorted(p.name for p in self.place.iterdir()) == ([] if mode.hub == "stream" else ["out"])
             new = self._result(mode)
             assert "config.json" in new
@@ -186,10 +207,13 @@ class CrashTest:
         if room or read_only:
             _mount("-o", "remount,rw,size=64m", str(self.place))
         again = self.run(mode)
-        if found == new and not mode.overwrites and not mode.hub:
-            if again.status != 6 or "exists already" not in again.said:
+        if again.status == 0:
+            self._finish(mode)
+        if found == new and not mode.hub and (mode.plan == "finish" or not mode.overwrites):
+            if again.status != 6 or not ("exists already" in again.said or "are missing" in again.said):
                 problems.append(f"complete, but run again it ended with {again.status}: {again.said[-500:]}")
-            if surplus := files_of(self.place / "out.partial").keys() - {"plan.json", "journal"}:
+            left = (name for name in files_of(self.place / "out.partial") if not name.startswith("journals/"))
+            if surplus := {*left} - {"plan.json", "journal"}:
                 problems.append(f"complete, but there is still {sorted(surplus)}")
         elif again.status != 0:
             problems.append(f"run again, it ended with {again.status}: {again.said[-500:]}")
@@ -207,6 +231,36 @@ class CrashTest:
             assert self.hub is not None
             return self.hub.files(REPO) if REPO in self.hub.store.repos else {}
         return files_of(self.place / "out") or files_of(self.place / "out.partial" / "replaced")
+
+    def _finish(self, mode: Mode) -> None:
+        """After shards were written: make the checkpoint, undisturbed."""
+        if mode.plan == "share":
+            outcome = self.run(replace(mode, plan="finish"))
+            assert outcome.status == 0, outcome.said
+
+    def _plan(self, mode: Mode) -> Path:
+        """The plan file for the options of a mode."""
+        path = self.folder / f"{abs(hash(mode.options))}.plan"
+        if not path.exists():
+            out = self.place / "nowhere"
+            arguments = ("plan", str(self.source), "-o", str(out), "--write", str(path), *mode.options)
+            outcome = self._order(arguments)
+            assert outcome.status == 0, outcome.said
+            path.write_text(path.read_text().replace(f'"output": "{out}"', f'"output": "{self.place / "out"}"'))
+        return path
+
+    def _shards(self, mode: Mode) -> Path:
+        """OUT.partial with all shards of a plan file."""
+        made = self._plan(mode).with_suffix(".partial")
+        if not made.exists():
+            there = self.place / "out"
+            aside = there.rename(self.folder / "aside") if there.exists() else None
+            outcome = self.run(replace(mode, plan="share"))
+            assert outcome.status == 0, outcome.said
+            (self.place / "out.partial").rename(made)
+            if aside:
+                aside.rename(there)
+        return made
 
     def _old(self) -> Path:
         old = self.folder / "old"

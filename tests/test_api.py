@@ -35,13 +35,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_package_says_what_it_has() -> None:
     assert set(gguf2st.__all__) == {
         "Gguf2stError",
+        "Options",
         "PushOptions",
         "__version__",
         "convert",
+        "convert_planned",
+        "finish",
         "make_plan",
         "open_gguf",
         "push",
         "verify",
+        "write_plan",
     }
     for name in gguf2st.__all__:
         assert getattr(gguf2st, name) is not None

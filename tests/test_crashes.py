@@ -16,7 +16,7 @@ import pytest
 import gguf2st
 from gguf2st.errors import OutputError
 from gguf2st.output import COMPLETE, PARTIAL, REPLACED
-from tests.crash_runs import HUB, LOCAL, CrashTest, Mode, can_mount, files_of
+from tests.crash_runs import HUB, LOCAL, SHARES, CrashTest, Mode, can_mount, files_of
 from tests.hub_server import HubServer
 from tests.make_gguf import tiny_llama
 
@@ -49,7 +49,7 @@ def fail(test: CrashTest, mode: Mode, statuses: tuple[int, ...], **fault: Any) -
     return str(outcome.status)
 
 
-@pytest.mark.parametrize("mode", LOCAL, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [*LOCAL, *SHARES], ids=lambda mode: mode.name)
 def test_kill_9(mode: Mode, test: CrashTest) -> None:
     for at in points(test, mode, 5):
         fail(test, mode, (-9,), at=at)

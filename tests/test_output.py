@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gguf2st
-from gguf2st import api, output, tokenizer
+from gguf2st import api, conversion, output, tokenizer
 from gguf2st.errors import Gguf2stError, OutputError, SourceError, TokenizerError, VerifyError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
@@ -163,7 +163,7 @@ def test_shards_that_fail_verification_are_not_resumed(
         return real(folder, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(api, "verify_folder", broken)
+        patch.setattr(conversion, "verify_folder", broken)
         with pytest.raises(VerifyError, match=SHARDS[1]):
             convert(source, tmp_path / "out")
     assert os.listdir(tmp_path) == ["m.gguf"]
@@ -237,7 +237,8 @@ def test_overwriting_replaces_a_checkpoint(source: Path, tmp_path: Path) -> None
     convert(source, tmp_path / "straight", dtype="float16")
     convert(source, tmp_path / "out")
     (tmp_path / "out.replaced").mkdir()  # somebody else's
-    (tmp_path / "out/extra.json").write_text("of the old one")
+    (tmp_path / "out/gguf2st.json").unlink()  # as any other checkpoint
+    (tmp_path / "out/merges.txt").write_text("of the old one")
     convert(source, tmp_path / "out", dtype="float16", overwrite=True)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "straight")
     assert sorted(os.listdir(tmp_path)) == ["m.gguf", "out", "out.replaced", "straight"]
@@ -446,11 +447,11 @@ def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch
     """The other conversion fails between our opening the journal and our locking it: we lock a removed file."""
     real, calls = output.lock_file, []
 
-    def lock(file: Any) -> bool:
+    def lock(file: Any, **how: Any) -> bool:
         calls.append(file.name)
         if len(calls) == 1:
             shutil.rmtree(tmp_path / "out.partial")
-        return real(file)
+        return real(file, **how)
 
     monkeypatch.setattr(output, "lock_file", lock)
     with OutputFolder(tmp_path / "out", "plan"):
@@ -501,7 +502,7 @@ def test_the_order_of_the_last_files(source: Path, tmp_path: Path, monkeypatch: 
         names.append(path.name)
         write_text(path, text)
 
-    monkeypatch.setattr(api, "write_text", spy)
+    monkeypatch.setattr(conversion, "write_text", spy)
     convert(source, tmp_path / "out")
     assert names[-4:] == ["model.safetensors.index.json", "generation_config.json", "config.json", PROVENANCE_FILE]
     assert "tokenizer.json" in names[:-3]

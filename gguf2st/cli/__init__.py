@@ -12,7 +12,8 @@ _COMMANDS = {
     "convert": "convert a GGUF model into a checkpoint folder",
     "inspect": "what a GGUF file holds, and whether it can be converted",
     "check": "every reason not to convert, at once",
-    "plan": "the tensors a conversion would write, and from what",
+    "plan": "the tensors a conversion would write, and from what; or a plan file for many processes",
+    "finish": "make the checkpoint of a plan file once its shards are there",
     "verify": "prove a checkpoint whole, and equal to its source",
     "push": "upload a checkpoint to the Hugging Face Hub, with a model card",
     "batch": "convert many models, as a manifest says",
@@ -42,7 +43,7 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, 6 cannot write, "
-    "7 serving failed, 8 Hub, 9 a model of a batch failed, 130 interrupted.",
+    "7 serving failed, 8 Hub, 9 a model of a batch failed, 10 cluster, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="gguf2st")
 def cli() -> None:

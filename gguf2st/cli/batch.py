@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gguf2st.cli.common import printable, table
+from gguf2st.cli.summary import require_writable, write_json
 from gguf2st.errors import INTERRUPTED, BatchError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gguf2st.batch.runner import Event
     from gguf2st.batch.state import Result
 
-_NOT_IN_MANIFESTS = ("src", "json", "quiet", "help", "dry-run")
+_NOT_IN_MANIFESTS = ("src", "json", "quiet", "help", "dry-run", "plan", "shard")
 
 
 @click.command("batch")
@@ -48,13 +49,12 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
     from gguf2st.batch.manifest import read_manifest
     from gguf2st.batch.runner import run_batch
     from gguf2st.batch.state import StateFile
-    from gguf2st.shards import output_error
 
-    if json_file not in (None, "-") and not Path(str(json_file)).absolute().parent.is_dir():
-        raise click.BadParameter(f"the folder of {json_file} does not exist", param_hint="--json")
+    require_writable(json_file, (manifest_file,))
     started = time.monotonic()
-    with contextlib.chdir(manifest_file.absolute().parent) if manifest_file.is_file() else contextlib.nullcontext():
-        manifest = read_manifest(manifest_file.absolute(), _options(), _problem)
+    manifest_file = manifest_file.absolute()  # before the folder changes, in which options with files are looked for
+    with contextlib.chdir(manifest_file.parent) if manifest_file.is_file() else contextlib.nullcontext():
+        manifest = read_manifest(manifest_file, _options(), _problem)
     interrupted = False
     with StateFile(manifest.path) as state:
         events = run_batch(
@@ -68,14 +68,7 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
             interrupted = True
         results = [state.results.get(model.name) for model in manifest.models]
     summary = _summary(manifest, results, time.monotonic() - started)
-    text = json.dumps(summary, indent=2) + "\n"
-    if json_file == "-":
-        click.echo(text, nl=False)
-    elif json_file:
-        try:
-            Path(json_file).write_text(text, encoding="utf-8", errors="backslashreplace")
-        except OSError as err:
-            raise output_error(err, Path(json_file)) from err
+    write_json(json.dumps(summary, indent=2) + "\n", json_file)
     if not quiet and json_file != "-":
         click.echo(table(_rows(manifest, results), right=frozenset({2, 3})))
         counts = ", ".join(f"{n} {status}" for status, n in summary["counts"].items() if n)

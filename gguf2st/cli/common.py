@@ -52,20 +52,29 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 
 def source_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """SRC, and --select, which is another way to write `SRC:TEXT`."""
-    select = click.option(
+    return click.argument("src", metavar="SRC", callback=_with_selection)(_select_option(command))
+
+
+def optional_source_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a command that also does without: None then."""
+    argument = click.argument("src", metavar="[SRC]", required=False, callback=_with_selection)
+    return argument(_select_option(command))
+
+
+def _select_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
         "--select",
         metavar="TEXT",
         is_eager=True,  # known when SRC is read
         expose_value=False,
         callback=lambda ctx, _param, text: ctx.meta.__setitem__(_SELECT, text),
         help="Which of several models of a folder or repository: Q4_K_M, a file's name or any word of it.",
-    )
-    return click.argument("src", metavar="SRC", callback=_with_selection)(select(command))
+    )(command)
 
 
-def _with_selection(ctx: click.Context, _param: click.Parameter, src: str) -> str:
+def _with_selection(ctx: click.Context, _param: click.Parameter, src: str | None) -> str | None:
     text = ctx.meta.get(_SELECT)
-    return f"{src}:{text}" if text else src
+    return f"{src}:{text}" if text and src is not None else src
 
 
 class Size(click.ParamType[int]):
@@ -108,16 +117,23 @@ def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
         _say(click.style("interrupted", fg="red", bold=True))
         sys.exit(INTERRUPTED)
     except Gguf2stError as err:
-        if _wants_json(sys.argv[1:] if args is None else args):
-            # Whoever reads JSON gets it in failure too; the message for people is on stderr as always.
-            facts = {"error": err.message, "problems": err.problems, "hint": err.hint, "exit_code": err.exit_code}
-            click.echo(json.dumps(facts))
-        show_error(err)
-        sys.exit(err.exit_code)
+        _fail(err, args)
     except MemoryError:
-        show_error(Gguf2stError("out of memory", hint="see `ulimit -v` and the limits of the container"))
-        sys.exit(Gguf2stError.exit_code)
+        _fail(Gguf2stError("out of memory", hint="see `ulimit -v` and the limits of the container"), args)
+    except OSError as err:
+        if err.filename is None:
+            raise  # of standard output, mostly
+        _fail(OutputError(f"{os.fsdecode(err.filename)}: {err.strerror or err}"), args)
     sys.exit(0)
+
+
+def _fail(err: Gguf2stError, args: list[str] | None) -> NoReturn:
+    """Say what went wrong. Whoever reads JSON gets it in failure too; the message for people is on stderr as always."""
+    if _wants_json(sys.argv[1:] if args is None else args):
+        facts = {"error": err.message, "problems": err.problems, "hint": err.hint, "exit_code": err.exit_code}
+        click.echo(json.dumps(facts))
+    show_error(err)
+    sys.exit(err.exit_code)
 
 
 def _open_closed_streams() -> None:
@@ -137,8 +153,7 @@ def _cannot_print(err: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(err, BrokenPipeError):
         return 1
-    where = "standard output" if err.filename is None else str(err.filename)
-    show_error(OutputError(f"{where}: {err.strerror or err}"))
+    show_error(OutputError(f"standard output: {err.strerror or err}"))
     return OutputError.exit_code
 
 
@@ -167,7 +182,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     if "--json" not in arguments:
         return False
     after = arguments[arguments.index("--json") + 1 :]
-    return arguments[0] not in ("convert", "batch") or after[:1] == ["-"]
+    return arguments[0] not in ("convert", "finish", "batch") or after[:1] == ["-"]
 
 
 def printable(text: str) -> str:

@@ -1,53 +1,37 @@
 """`gguf2st convert`."""
 
 import dataclasses
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import (
-    Size,
-    arch_map_option,
-    dtype_option,
-    printable,
-    progress_bar,
-    repack_option,
-    source_argument,
-    table,
-    tokenizer_pre_option,
-)
+from gguf2st.cli.common import optional_source_argument, printable, progress_bar
+from gguf2st.cli.options import PLANNED, conversion_options, device_option, options_of, require_absent, threads_option
 from gguf2st.cli.push import push_options, show_pushed
-from gguf2st.errors import HubError
+from gguf2st.cli.summary import require_writable, show_done, show_summary, upload, write_json
 from gguf2st.quoting import shell_word
+
+if TYPE_CHECKING:
+    from gguf2st.hub.push import PushOptions
+    from gguf2st.report import Report
 
 
 @click.command("convert")
-@source_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; beside the source by default.")
-@repack_option
+@optional_source_argument
+@conversion_options
+@device_option
+@threads_option
+@click.option("--plan", type=click.Path(path_type=Path), metavar="P", help="Instead of SRC: shards of this plan file.")
+@click.option("--shard", metavar="I/N", help="With --plan: only the I-th of N shares of its shards.")
 @click.option(
-    "--max-rel-rmse",
-    type=click.FloatRange(0, min_open=True),
-    metavar="X",
-    help="Refuse to repack a weight further than this from the file's, relative to its size; 0.01 with near.",
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where shards are written: by this process, or as tasks of a Ray cluster (needs gguf2st[ray]).",
 )
-@dtype_option
-@click.option("--max-shard-size", type=Size(), default="5GB", show_default=True, help="Close a shard before this size.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(1, 256), help="Decoding threads; one per core by default, at most 8.")
-@click.option(
-    "--tokenizer-from",
-    metavar="DIR_OR_REPO",
-    help="Take the tokenizer from this folder or Hub repository, after comparing its vocabulary with the file's.",
-)
-@tokenizer_pre_option
-@click.option("--overwrite", is_flag=True, help="Replace an existing checkpoint.")
-@click.option(
-    "--digests/--no-digests",
-    default=None,
-    help="Note the sha256 of each shard, for `verify` to compare: half a CPU second per GB. By default with --repack.",
-)
+@click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster; by default the one on this machine.")
 @click.option("--dry-run", is_flag=True, help="Plan and check, but write nothing.")
 @click.option(
     "--json", "json_file", type=click.Path(allow_dash=True), help="Write the report to this file; - is stdout."
@@ -56,20 +40,15 @@ from gguf2st.quoting import shell_word
 @click.option("--no-keep", is_flag=True, help="With --push: delete each shard once it is uploaded.")
 @push_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@arch_map_option
 def command(
-    src: str,
+    src: str | None,
     output: Path | None,
-    repack: str,
-    max_rel_rmse: float | None,
-    dtype: str | None,
-    max_shard_size: int,
     device: str,
     threads: int | None,
-    tokenizer_from: str | None,
-    tokenizer_pre: str | None,
-    overwrite: bool,
-    digests: bool | None,
+    plan: Path | None,
+    shard: str | None,
+    engine: str,
+    address: str | None,
     dry_run: bool,
     json_file: str | None,
     push: str | None,
@@ -79,7 +58,7 @@ def command(
     create_pr: bool,
     message: str,
     quiet: bool,
-    arch_map: Path | None,
+    **given: Any,
 ) -> None:
     """Convert a GGUF model into a Hugging Face checkpoint folder, and check it.
 
@@ -98,6 +77,10 @@ def command(
              points; others as near                              its first choice for 3 of 10 words
     vLLM loads some modules as one (qkv_proj, the experts of a layer): those are packed alike, or not at all.
 
+    Many processes can share the work: `gguf2st plan SRC --write P` settles it, `gguf2st convert --plan P --shard i/N`
+    writes the i-th of N shares of the shards, on any machine that has the same files, and `gguf2st finish P` makes the
+    checkpoint of them. `--engine ray` does all three on a Ray cluster.
+
     \b
     Examples:
       gguf2st convert model.Q4_K_M.gguf
@@ -108,18 +91,24 @@ def command(
       gguf2st convert model-00001-of-00003.gguf -o model --dtype float16
       gguf2st convert model.gguf --dry-run --json -
       gguf2st convert org/repo:Q4_K_M --push me/model --no-keep
+      gguf2st convert --plan model.plan --shard 3/20
+      gguf2st convert model.gguf -o model --engine ray --address 10.0.0.1:6379
     """
-    from gguf2st import api
     from gguf2st.hub.push import PushOptions, require_access
-    from gguf2st.report import folded_rmse, human_bytes, human_count
-    from gguf2st.shards import output_error
-    from gguf2st.source import locate
 
-    model = locate(src)
-    if json_file not in (None, "-") and Path(str(json_file)).resolve() in {f.resolve() for f in model.paths}:
-        raise click.BadParameter("the report would overwrite the source", param_hint="--json")
-    if json_file not in (None, "-") and not Path(str(json_file)).parent.is_dir():
-        raise click.BadParameter(f"the folder of {json_file} does not exist", param_hint="--json")
+    if address and engine != "ray":
+        raise click.UsageError("--address goes with --engine ray")
+    if plan is not None:
+        require_absent(["src"], "is not given with --plan, which names the source")
+        require_absent([*PLANNED, "output"], "is settled by the plan: it goes with `gguf2st plan SRC --write P`")
+        require_absent(["push", "no_keep", "dry_run"], "does not go with --plan; `gguf2st finish P` uploads")
+        require_absent(["private", "revision", "create_pr", "message"], "goes with `gguf2st finish P --push REPO`")
+        _convert_planned(plan, shard, device, threads, engine, address, json_file, quiet)
+        return
+    if src is None:
+        raise click.UsageError("Missing argument 'SRC', or --plan.")
+    if shard is not None:
+        raise click.UsageError("--shard goes with --plan: `gguf2st plan SRC --write P` writes one")
     if push is None and (no_keep or private or revision or create_pr or message):
         raise click.UsageError("--no-keep, --private, --revision, --create-pr and --message go with --push REPO")
     target = None
@@ -127,25 +116,49 @@ def command(
         target = PushOptions(push, private=private, revision=revision, create_pr=create_pr, message=message)
         if not dry_run:
             require_access(target)
+    arguments = {"device": device, "threads": threads, "engine": engine, "address": address, "dry_run": dry_run}
+    report = _convert(src, output, given, arguments, json_file, quiet, target if no_keep else None)
+    if target and report.output:
+        report = upload(report, target, quiet=quiet or json_file == "-")
+    write_json(report.to_json(), json_file)
+    if quiet or json_file == "-":
+        return
+    show_summary(report)
+    if report.pushed and report.output is None:
+        show_pushed(report.pushed)
+        click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s; nothing is kept here")
+        click.echo(f"  serve it:             vllm serve {report.pushed.repo}")
+    elif report.output is None:
+        click.echo(f"dry run: {len(report.shards)} shard(s) would be written; nothing was")
+    else:
+        show_done(report, src, given["arch_map"])
+
+
+def _convert(
+    src: str,
+    output: Path | None,
+    given: dict[str, Any],
+    arguments: dict[str, Any],
+    json_file: str | None,
+    quiet: bool,
+    stream_to: "PushOptions | None",
+) -> "Report":
+    """Convert from a source; after Ctrl-C say what is kept."""
+    from gguf2st import api
+    from gguf2st.source import locate
+
+    model = locate(src)
+    require_writable(json_file, model.paths)
+    options = options_of(given)
     try:
         with progress_bar("converting", show=not quiet) as progress:
-            report = api.convert(
+            return api.convert(
                 model,
                 output,
-                dtype=dtype,
-                repack=repack,
-                max_rel_rmse=max_rel_rmse,
-                max_shard_size=max_shard_size,
-                device=device,
-                threads=threads,
-                tokenizer_from=tokenizer_from,
-                tokenizer_pre=tokenizer_pre,
-                overwrite=overwrite,
-                dry_run=dry_run,
-                arch_map=arch_map,
-                digests=digests,
+                **dataclasses.asdict(options) | {"arch_map": given["arch_map"]},
+                **arguments,
                 progress=progress,
-                stream_to=target if no_keep else None,
+                stream_to=stream_to,
                 download_progress=lambda done, total: progress(done, total, "downloading"),
             )
     except KeyboardInterrupt:
@@ -154,68 +167,49 @@ def command(
             click.echo(
                 f"{printable(str(kept))} keeps the finished shards: the same command goes on from there", err=True
             )
-        elif model.remote and not dry_run:
+        elif model.remote and not arguments["dry_run"]:
             click.echo("what was downloaded is kept: the same command goes on from there", err=True)
         raise
-    if target and report.output:
-        try:
-            pushed = api.push(report.output, target, quiet=quiet or json_file == "-" or not sys.stderr.isatty())
-        except HubError:
-            output_name = shell_word(report.output)
-            click.echo(f"{output_name} is complete; to upload it: gguf2st push {output_name} {push}", err=True)
-            raise
-        report = dataclasses.replace(report, pushed=pushed)
-    if json_file == "-":
-        click.echo(report.to_json(), nl=False)
-    elif json_file:
-        try:
-            Path(json_file).write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
-        except OSError as err:
-            raise output_error(err, Path(json_file)) from err
+
+
+def _convert_planned(
+    plan: Path,
+    shard: str | None,
+    device: str,
+    threads: int | None,
+    engine: str,
+    address: str | None,
+    json_file: str | None,
+    quiet: bool,
+) -> None:
+    """Write shards of a plan, and say how to go on."""
+    from gguf2st import api
+    from gguf2st.report import human_bytes
+
+    require_writable(json_file, (plan,))
+    with progress_bar("converting", show=not quiet) as progress:
+        written = api.convert_planned(
+            plan,
+            shard,
+            device=device,
+            threads=threads,
+            engine=engine,
+            address=address,
+            progress=progress,
+            download_progress=lambda done, total: progress(done, total, "downloading"),
+        )
+    write_json(written.to_json(), json_file)
     if quiet or json_file == "-":
         return
-    heading = printable(f"{report.arch} -> {report.hf_class}")
-    click.echo(
-        f"{heading}: {report.tensors} tensors, {human_count(report.parameters)} parameters, "
-        f"{human_bytes(report.source_nbytes)} -> {human_bytes(report.output_nbytes)} {report.dtype}"
-    )
-    rows = [
-        (
-            t.qtype,
-            str(t.tensors),
-            human_bytes(t.nbytes),
-            f"-> {t.dtype if t.scheme == 'dense' else t.scheme}",
-            human_bytes(t.output_nbytes),
-            t.result if t.worst_rel_rmse is None else f"within {t.worst_rel_rmse:.2%}",
-        )
-        for t in report.types
-    ]
-    click.echo(table(rows, right=frozenset({1, 2, 4})))
-    if report.repack != "none":
-        to_source, to_bfloat16 = (report.output_nbytes / n for n in (report.source_nbytes, report.bfloat16_nbytes))
-        click.echo(f"  {to_source:.2f} times the file, {to_bfloat16:.2f} times bfloat16")
-    for name, (least, most) in folded_rmse(report.rel_rmse).items():
-        between = f"{least:.2%}" if f"{least:.2%}" == f"{most:.2%}" else f"{least:.2%} to {most:.2%}"
-        click.echo(f"  relative rmse {between}: {printable(name)}")
-    for name, reason in report.choices.items():
-        click.echo(f"  {printable(name)}: {printable(reason)}")
-    for name, reason in report.dropped.items():
-        click.echo(f"  dropped {printable(name)}: {printable(reason)}")
-    for note in report.notes:
+    done = click.style("done", fg="green", bold=True)
+    if not written.shards:
+        click.echo(f"{done}: share {shard} is empty, as there are fewer shards than shares")
+    else:
+        names = [name.removesuffix(".safetensors") for name in (written.shards[0], written.shards[-1])]
+        span = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
+        kept = f", {len(written.kept)} were finished already" if written.kept else ""
+        size = human_bytes(written.nbytes)
+        click.echo(f"{done} in {written.seconds:.1f} s: {span}: {len(written.written)} written ({size}){kept}")
+    for note in written.notes:
         click.echo(f"  note: {printable(note)}")
-    if report.pushed and report.output is None:
-        show_pushed(report.pushed)
-        click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s; nothing is kept here")
-        click.echo(f"  serve it:             vllm serve {report.pushed.repo}")
-        return
-    if report.output is None:
-        click.echo(f"dry run: {len(report.shards)} shard(s) would be written; nothing was")
-        return
-    click.echo("checked: every tensor of the source is used or accounted for, every parameter is filled")
-    click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {printable(report.output)}")
-    chosen = f" --arch-map {shell_word(arch_map)}" if arch_map else ""
-    output_name, source_name = shell_word(report.output), shell_word(src)
-    click.echo(f"  compare every value:  gguf2st verify {output_name} --against {source_name}{chosen}")
-    click.echo(f"  serve it:             vllm serve {output_name}")
-    if report.pushed:
-        show_pushed(report.pushed)
+    click.echo(f"  once every share is done:  gguf2st finish {shell_word(plan)}")

@@ -10,7 +10,7 @@ import click
 from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table
 from gguf2st.errors import TokenizerError, short
 from gguf2st.keys import brief
-from gguf2st.quoting import shell_word
+from gguf2st.quoting import source_word
 
 if TYPE_CHECKING:
     from gguf2st.header import Header
@@ -77,9 +77,9 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
             click.echo(f"  {click.style('transformers refuses', fg='yellow')}: {printable(problem)}")
     if problems:
         click.echo(f"{click.style('not convertible', fg='red', bold=True)}: {printable(problems[0][1])}")
-        click.echo(f"  {len(problems)} problem(s): `gguf2st check {shell_word(src)}` lists them")
+        click.echo(f"  {len(problems)} problem(s): `gguf2st check {source_word(src)}` lists them")
     else:
-        click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {shell_word(src)}")
+        click.echo(f"{click.style('convertible', fg='green', bold=True)}: gguf2st convert {source_word(src)}")
 
 
 def _templates(header: "Header") -> list[tuple[str, str, list[str]]]:
@@ -102,9 +102,9 @@ def _plain(value: Any) -> Any:
 def _brief(value: Any) -> str:
     """One line for a metadata value: long texts are cut, arrays show their first items and their length."""
     if isinstance(value, str):
-        text = printable(value[:80])
+        text = printable(value[:81])
         return text if len(text) <= 80 else f"{text[:77]}... ({len(value):,} characters)"
     if isinstance(value, bool | int | float):
         return str(value)
     first = ", ".join(printable(brief(v)) for v in list(value[:4]))
-    return f"[{first}{', ...' if len(value) > 4 else ''}] ({len(value):,} items)"
+    return f"[{first}{', ...' if len(value) > 4 else ''}] ({len(value):,} {'item' if len(value) == 1 else 'items'})"

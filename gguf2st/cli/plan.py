@@ -2,43 +2,69 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gguf2st.cli.common import (
-    arch_map_option,
-    dtype_option,
-    json_option,
-    printable,
-    repack_option,
-    source_argument,
-    table,
-)
+from gguf2st.cli.common import json_option, printable, source_argument, table
+from gguf2st.cli.options import PLANNED, conversion_options, options_of, require_absent
+from gguf2st.cli.summary import show_choices, show_summary
+from gguf2st.quoting import shell_word
 
 
 @click.command("plan")
 @source_argument
-@repack_option
-@dtype_option
+@conversion_options
+@click.option("--write", type=click.Path(path_type=Path), metavar="P", help="Write a plan file for `convert --plan`.")
 @json_option
-@arch_map_option
-def command(src: str, repack: str, dtype: str | None, as_json: bool, arch_map: Path | None) -> None:
+def command(src: str, output: Path | None, write: Path | None, as_json: bool, **given: Any) -> None:
     """Show the equations of a conversion as instantiated for a file: HF tensor = GGUF tensors | ops.
 
     Layers and experts are folded; of each row, the shape and what it becomes. Reads headers only.
+
+    With --write, check everything that `convert` checks, and write what it would do into a file, for many processes to
+    do: see docs/scale-out.md. The same SRC and options write the same file.
 
     \b
     Examples:
       gguf2st plan model.gguf
       gguf2st plan model.gguf --repack near
       gguf2st plan model.gguf --json > plan.json
+      gguf2st plan model.gguf -o model --write model.plan
     """
+    if write is not None:
+        _write(src, output, write, as_json, given)
+        return
+    only = set(PLANNED) - {"repack", "dtype", "max_shard_size", "arch_map"}
+    require_absent([*only, "output"], "goes with --write P")
+    _show(src, as_json, given)
+
+
+def _write(src: str, output: Path | None, write: Path, as_json: bool, given: dict[str, Any]) -> None:
+    """Write a plan file, and say how to go on."""
+    from gguf2st import api
+    from gguf2st.report import human_bytes
+
+    report = api.write_plan(src, write, output, options_of(given))
+    if as_json:
+        click.echo(report.to_json(), nl=False)
+        return
+    show_summary(report)
+    count, size, name = len(report.shards), human_bytes(report.output_nbytes), shell_word(write)
+    click.echo(f"{click.style('done', fg='green', bold=True)}: {printable(str(write))}: {count} shard(s), {size}")
+    click.echo(f"  each of N processes, i from 1 to N:  gguf2st convert --plan {name} --shard i/N")
+    click.echo(f"  once every share is done:            gguf2st finish {name}")
+
+
+def _show(src: str, as_json: bool, given: dict[str, Any]) -> None:
+    """Print a plan."""
     from gguf2st import api
     from gguf2st.choice import decisions
     from gguf2st.config.quantization import quantization_config
     from gguf2st.plan import folded_equations, to_json
 
-    plan = api.make_plan(src, dtype=dtype, repack=repack, arch_map=arch_map)
+    names = ("dtype", "repack", "max_shard_size", "arch_map")
+    plan = api.make_plan(src, **{name: given[name] for name in names})
     if as_json:
         click.echo(to_json(plan))
         return
@@ -46,8 +72,7 @@ def command(src: str, repack: str, dtype: str | None, as_json: bool, arch_map: P
     click.echo(f"{chosen}: {len(plan.entries)} tensors in {len(plan.shards)} shard(s)")
     rows, quantization = folded_equations(plan), quantization_config(plan)
     click.echo(table([(printable(name), shape, become, printable(f"= {text}")) for name, shape, become, text in rows]))
-    for name, reason in decisions(plan).items():
-        click.echo(f"  {printable(name)}: {printable(reason)}")
+    show_choices(decisions(plan))
     for name, reason in plan.dropped.items():
         click.echo(f"  dropped {printable(name)}: {printable(reason)}")
     for note in plan.notes:

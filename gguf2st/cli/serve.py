@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--proxy", is_flag=True, help="Answer 503 while the engine restarts (needs gguf2st[proxy]).")
 @click.option("--no-verify", is_flag=True, help="Serve a checkpoint that is not whole, too.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Where converted models are kept: ~/.cache/gguf2st.")
-@click.option("--log", type=click.File("wb"), help="Keep vLLM's whole output in this file.")
+@click.option("--log", type=click.File("wb", lazy=False), help="Keep vLLM's whole output in this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per event.")
 def command(
     src: str,

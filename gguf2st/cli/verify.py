@@ -54,6 +54,8 @@ def command(
     from gguf2st import api
     from gguf2st.source import locate
 
+    if not against and (sample < 1 or max_rel_rmse is not None):
+        raise click.UsageError("--sample and --max-rel-rmse go with --against SRC")
     total, source = 0, None
     if against and (folder / "config.json").is_file():
         source = locate(against)

@@ -10,6 +10,7 @@ from gguf2st.errors import SourceError
 from gguf2st.header import Header, Source
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
+from gguf2st.source import is_address
 
 Bytes = NDArray[np.uint8]
 
@@ -27,6 +28,9 @@ class Reader:
     def __enter__(self) -> "Reader":
         try:
             for file, size in zip(self._header.files, self._header.sizes, strict=True):
+                if is_address(file):  # not downloaded, because no tensor of it is wanted
+                    self._fds.append(-1)
+                    continue
                 self._fds.append(os.open(file, os.O_RDONLY))
                 if os.fstat(self._fds[-1]).st_size != size:
                     raise SourceError(f"{file} has changed since its header was read", hint="run the command again")
@@ -37,7 +41,8 @@ class Reader:
 
     def __exit__(self, *exc: object) -> None:
         while self._fds:
-            os.close(self._fds.pop())
+            if (fd := self._fds.pop()) >= 0:
+                os.close(fd)
 
     def read_into(self, data: Bytes, source: Source, at: int) -> None:
         """Fill `data`, whole blocks of `source` in one axis, from its byte `at`, in native byte order."""

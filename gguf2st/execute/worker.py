@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gguf2st.errors import SchemeError, SourceError
 from gguf2st.execute.losses import Losses
 from gguf2st.execute.reader import Bytes, Reader
 from gguf2st.execute.rows import Chunk, Rows
+from gguf2st.execute.underflow import lost_values
 from gguf2st.header import Source
 from gguf2st.kernels import cpu
 from gguf2st.kernels.device import Backend
@@ -211,6 +213,9 @@ class Worker:
             at += place.n_blocks
             if bad and (here := cpu.count_nonfinite(dtype, out[part])):
                 raise self._not_finite(place.entry, qtype, blocks[part], here)
+            if dtype == "float16":
+                exact = partial(self._exact, qtype, blocks[part])
+                self._losses.add_cast(place.entry.name, *lost_values(qtype, blocks[part], out[part], exact))
             written = out[part].reshape(-1).view(np.uint8)
             self._shard.write(place.entry.outputs[0].start + place.at, written.data)
             self._progress(len(written))

@@ -1,0 +1,54 @@
+"""Every reason not to convert a source: what `gguf2st check` lists."""
+
+from pathlib import Path
+
+from gguf2st import tokenizer as tokenizers
+from gguf2st.errors import CoverageError, Gguf2stError, SourceError
+from gguf2st.header import Header
+from gguf2st.planning import make_plan, open_gguf
+from gguf2st.small_files import check_tokenizer, tokenizer_metadata
+from gguf2st.source import Model
+
+
+def problems(
+    src: str | Path | Model | Header,
+    *,
+    arch_map: Path | None = None,
+    tokenizer: bool = True,
+    tokenizer_pre: str | None = None,
+) -> list[tuple[int, str]]:
+    """Every reason not to convert a source, as (exit code, line); empty when it can be converted.
+
+    A source that cannot be opened is a problem like any other.
+
+    Args:
+        src: as for `open_gguf`, or an open header.
+        arch_map: a map to use instead of choosing one.
+        tokenizer: whether the tokenizer must be rebuilt from the file; not so with `convert --tokenizer-from`.
+        tokenizer_pre: as for `convert`.
+    """
+    try:
+        header = src if isinstance(src, Header) else open_gguf(src)
+    except Gguf2stError as err:
+        return problem_lines(err)
+    found: list[tuple[int, str]] = []
+    plan = None
+    try:
+        plan = make_plan(header, arch_map=arch_map)
+        found += [(CoverageError.exit_code, line) for line in plan.all_problems]
+    except Gguf2stError as err:
+        found += problem_lines(err)
+    if tokenizer:
+        try:
+            metadata = tokenizer_metadata(header, tokenizer_pre)
+            tokenizers.check_tokenizer(metadata) if plan is None else check_tokenizer(plan, metadata)
+        except Gguf2stError as err:
+            found += problem_lines(err)
+    return found
+
+
+def problem_lines(err: Gguf2stError) -> list[tuple[int, str]]:
+    """(exit code, line) of each problem; the details of a source that cannot be opened belong to its one problem."""
+    if isinstance(err, SourceError) and err.problems:
+        return [(err.exit_code, f"{err.message}: {'; '.join(err.problems)}")]
+    return [(err.exit_code, line) for line in (err.message, *err.problems)]
