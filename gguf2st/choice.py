@@ -12,7 +12,7 @@ from functools import cache
 
 from gguf2st import parallel, vllm_modules
 from gguf2st.errors import UsageError
-from gguf2st.fold import fold
+from gguf2st.fold import fold, listing
 from gguf2st.ops import OPS
 from gguf2st.plan import DENSE, DTYPES, GPT_OSS, Entry, Plan, template
 from gguf2st.quants.layout import TYPES
@@ -20,7 +20,9 @@ from gguf2st.scales import scale_of
 from gguf2st.schemes import MODES, SCHEMES, is_exact, targets
 
 EXACT, BOUNDED, DEQUANTIZED, CAST = "the same numbers", "requantized", "dequantized", "cast"
+RESCALED = "the same codes, under a scale of the whole weight that is rounded by less than a millionth"
 """How the reasons of entries begin."""
+_NO_SCHEME = "no scheme holds the numbers"
 
 
 def choose(plan: Plan, dtype: str | None = None, repack: str = "none") -> Plan:
@@ -58,14 +60,17 @@ def choose(plan: Plan, dtype: str | None = None, repack: str = "none") -> Plan:
     pinned = {template(name) for name in plan.float32}
     done = tuple(chosen.get(e.name) or _dense(plan, e, dtype, pinned, why) for e in entries)
     if repack != "none" and all(e.scheme == DENSE for e in done):
-        notes.append(f"--repack {repack} finds nothing to pack: {_most_frequent(e.reason for e in done)}")
+        near = "; --repack near packs them, in 8 bits" if any(_NO_SCHEME in e.reason for e in done) else ""
+        notes.append(f"--repack {repack} finds nothing to pack: {_most_frequent(e.reason for e in done)}{near}")
+    if rescaled := [e.module for e in done if e.reason.startswith(RESCALED)]:
+        notes.append(f"{RESCALED}, for nvfp4 divides by its inverse: {listing(rescaled)}")
     chosen_plan = dataclasses.replace(plan, entries=done, dtype=dtype, repack=repack)
     return dataclasses.replace(chosen_plan, notes=(*plan.notes, *notes, *parallel.notes(chosen_plan)))
 
 
 def is_exact_entry(plan: Plan, entry: Entry) -> bool:
     """Whether a packed entry holds the numbers of its sources, to the last bit."""
-    return all(is_exact(plan.header.sources[s].qtype, entry.scheme, entry.dtype) for s in entry.sources)
+    return all(is_exact(plan.header.sources[s].qtype, entry.scheme, entry.dtype, entry.scale) for s in entry.sources)
 
 
 def decisions(plan: Plan) -> dict[str, str]:
@@ -243,7 +248,8 @@ class _Choice:
         sources = [self._plan.header.sources[s] for s in member.entry.sources]
         # Numbers that are in the file already stay as they are; the loader casts scales to the model's dtype.
         exact = all(is_exact(s.qtype, scheme, "float16") for s in sources)
-        reason = EXACT if exact else BOUNDED
+        kept = all(is_exact(s.qtype, scheme, "float16", member.entry.scale) for s in sources)
+        reason = (EXACT if kept else RESCALED) if exact else BOUNDED
         if scheme != member.schemes[0]:
             reason += f"; not {member.schemes[0]}: {_listed(members, self._plan)} are one parameter in vLLM"
         dtype = "float16" if exact else self._dtype
@@ -258,7 +264,7 @@ def _ranked(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _no_scheme(repack: str, qtypes: Sequence[str] = ()) -> str:
     of = f" of {' and '.join(qtypes)}" if qtypes else " of all"
-    return f"no scheme holds the numbers{of}" if repack == "exact" else f"no scheme of --repack {repack} holds{of[3:]}"
+    return f"{_NO_SCHEME}{of}" if repack == "exact" else f"no scheme of --repack {repack} holds{of[3:]}"
 
 
 def _shared_scales(members: Sequence[_Candidates]) -> bool:

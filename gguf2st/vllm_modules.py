@@ -111,3 +111,10 @@ def unquantized(hf_class: str, source: str) -> str:
     if why := EVERYWHERE.get(name):
         return why
     return BY_CLASS.get(hf_class, {}).get(name, "").format(hf_class)
+
+
+def never_quantized(hf_class: str, source: str) -> str:
+    """The same, but only where vLLM cannot read the weight packed, whatever the targets of a config group are."""
+    name = layerless(source)
+    found = EVERYWHERE.get(name) or BY_CLASS.get(hf_class, {}).get(name, "")
+    return found.format(hf_class) if found in (_NO_LINEAR, _WITHOUT) else ""  # some classes read packed routers

@@ -19,13 +19,16 @@ from gguf2st.verification import Verification
 from gguf2st.verification.running import check_running
 from gguf2st.verification.structural import read_checkpoint
 from gguf2st.verification.unpack import unpack
-from tests.make_gguf import tiny_model
+from tests.make_gguf import quantize, tiny_model
 from tests.oracle import compressed
 from tests.oracle.compressed import Config, Tensors, changed, projections, remove
 from tests.oracle.dequantized import LAYER as NAMES
 from tests.oracle.dequantized import hf_tensors, interleaved
+from tests.oracle.rewrite import rewritten
+from tests.oracle.tiny import oracle_gguf
 
 LAYER = "model.layers.1"
+UP = f"{LAYER}.mlp.up_proj"
 QUERY, FIRST_QUERY = f"{LAYER}.self_attn.q_proj", "model.layers.0.self_attn.q_proj"
 
 
@@ -306,6 +309,138 @@ def test_experts_against_the_source(tmp_path: Path) -> None:
         ),
     )
     assert len(gguf2st.verify(swapped, source).problems) == 2
+
+
+@pytest.mark.parametrize(("scale", "result"), [(0.25, "exact"), (0.0123, "bounded")])
+def test_a_scale_of_the_whole_weight_may_round_once_more(scale: float, result: str, tmp_path: Path) -> None:
+    """Its inverse is a float32 number where it is a power of two."""
+    extra = {"blk.0.ffn_down.scale": np.array([scale], np.float32)}
+    source = tiny_model(tmp_path / "m.gguf", "llama", qtype="NVFP4", tied=False, extra_tensors=extra)
+    report = gguf2st.convert(source, tmp_path / "m", repack="exact", digests=False)
+    assert {row.result for row in report.types if row.scheme == "nvfp4"} == {"exact", result}
+    assert any("under a scale of the whole weight that is rounded" in n for n in report.notes) == (result == "bounded")
+    verification = gguf2st.verify(tmp_path / "m", source)
+    assert verification.problems == ()
+    (loss,) = verification.losses
+    assert loss.weights - loss.equal == (result == "bounded")
+    assert loss.rmse < 2.0**-22
+    down = "model.layers.0.mlp.down_proj.weight_global_scale"
+    worse = changed(tmp_path / "m", tmp_path / "w", lambda t, c: t[down].mul_(1 + 2.0**-20))
+    assert len(gguf2st.verify(worse, source).problems) == 1
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("case", "read"), [("llama", True), ("qwen3next", False)])
+def test_what_vllm_builds_without_quantization_may_not_be_packed(case: str, read: bool, tmp_path: Path) -> None:
+    """A head by its name: compressed-tensors packs it, and some classes of vLLM have no parameters for its parts."""
+    source = oracle_gguf(case)
+    gguf2st.convert(source, tmp_path / "dense", dtype="float16")
+    folder = compressed.compress(
+        tmp_path / "dense", tmp_path / "m", lambda m: "int8_g32" if m in ("lm_head", "model.lm_head") else ""
+    )
+    folder = changed(folder, tmp_path, lambda t, c: c["quantization_config"].update(ignore=[]))
+    told = [p for p in gguf2st.verify(folder, source).problems if "vLLM cannot read it packed" in p]
+    wanted = "lm_head.weight: vLLM cannot read it packed: vLLM's Qwen3NextForCausalLM builds it without quantization"
+    assert told == ([] if read else [wanted])
+
+
+# --- Losses of a few ---------------------------------------------------------------------------------------------
+
+
+def a_group_by(factor: float) -> Callable[[Tensors], object]:
+    """The last of 16,384 scales multiplied."""
+
+    def damage(tensors: Tensors) -> None:
+        tensors[f"{UP}.weight_scale"][-1, -1] *= factor
+
+    return damage
+
+
+def one_bit(part: str, bit: int) -> Callable[[Tensors], object]:
+    """A bit of the last word of a part."""
+
+    def damage(tensors: Tensors) -> None:
+        tensor = tensors[f"{UP}.{part}"]
+        tensor.view(torch.uint8).view(-1)[-tensor.itemsize + bit // 8] ^= 1 << bit % 8
+
+    return damage
+
+
+FEW: dict[str, tuple[str, Callable[[Tensors], object]]] = {
+    # what the bound of groups finds in a checkpoint of any program
+    "a group whose scale is 0": ("near int4", a_group_by(0.0)),
+    "a group of twice the size": ("near int4", a_group_by(2.0)),
+    "the highest bit of a code": ("near int4", one_bit("weight_packed", 31)),
+    "the highest bit of a zero point": ("int4", one_bit("weight_zero_point", 31)),
+    "a group 8% larger": ("near", a_group_by(1.08)),
+    # what only packing again can find
+    "the lowest bit of a code": ("again", one_bit("weight_packed", 0)),
+    "the lowest bit of another code": ("again", one_bit("weight_packed", 24)),
+    "the lowest bit of a scale": ("again", one_bit("weight_scale", 0)),
+    "the lowest bit of a zero point": ("again", one_bit("weight_zero_point", 0)),
+}
+"""Damage -> modes of repacking in which it must be found; "again" where gguf2st.json must say who packed."""
+
+
+@pytest.fixture(scope="module")
+def repacked_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """(source, checkpoint) by mode: 2,048 rows in some projections, of which one counts little."""
+    home = tmp_path_factory.mktemp("repacked")
+    sizes: dict[str, Any] = {"hidden": 256, "heads": 8, "kv_heads": 4, "head_dim": 32, "ffn": 2048, "layers": 2}
+    source = tiny_model(home / "m.gguf", "llama", qtype="Q4_K", tied=False, **sizes)
+    made = {}
+    for mode in ("near", "int4"):
+        gguf2st.convert(source, home / mode, repack=mode, digests=False)
+        made[mode] = (source, home / mode)
+    return made
+
+
+@pytest.mark.parametrize("mode", ["near", "int4"])
+def test_packing_again_gives_the_same_bytes(mode: str, repacked_models: dict[str, tuple[Path, Path]]) -> None:
+    source, folder = repacked_models[mode]
+    for sample in (1.0, 0.3):
+        assert gguf2st.verify(folder, source, sample=sample).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [(n, m) for n in FEW for m in ("near", "int4") if m == "int4" or "zero point" not in n]
+)
+def test_a_few_wrong_values_are_found(
+    name: str, mode: str, repacked_models: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """The relative rmse of the whole weight stays within its bound; there are no digests."""
+    source, folder = repacked_models[mode]
+    modes, damage = FEW[name]
+    folder = changed(folder, tmp_path, lambda t, c: damage(t))
+    words = rf"{re.escape(UP)}\.weight: [18] rows "
+    known = gguf2st.verify(folder, source)
+    assert len(known.problems) == 1
+    assert_found(known, words)
+    (folder / "gguf2st.json").unlink()
+    unknown = gguf2st.verify(folder, source)
+    if mode in modes.split():
+        assert_found(unknown, words + "have groups that are further from the source")
+    else:
+        assert unknown.problems == ()
+    stated = {"version": "0.0.1", "digests": {}}
+    (folder / "gguf2st.json").write_text(json.dumps(stated))
+    assert gguf2st.verify(folder, source).problems == unknown.problems, "another version may pack otherwise"
+
+
+def test_weights_of_several_types_are_packed_again(tmp_path: Path) -> None:
+    """Rows of two tensors in one: each by its own type."""
+    qtype = {"attn_qkv": "Q4_1", "attn_gate": "Q5_1"}
+
+    def quantized(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for name, values in tensors.items():
+            for part, kind in qtype.items():
+                if part in name and values.shape[-1] % 32 == 0:
+                    tensors[name] = (quantize(values, kind), kind, values.shape)
+
+    source = rewritten("qwen3next", tmp_path / "m.gguf", quantized)
+    gguf2st.convert(source, tmp_path / "m", repack="near", digests=False)
+    (loss,) = gguf2st.verify(tmp_path / "m", source).losses
+    assert loss.weights > 0
 
 
 # --- Running -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 or within the stated bound; modules that vLLM loads as one are packed alike; config.json says so."""
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -324,10 +325,30 @@ def test_a_loss_beyond_the_bound_is_refused(tmp_path: Path) -> None:
         convert(source, tmp_path / "small", repack="int4", max_rel_rmse=0.02)
 
 
-@pytest.mark.parametrize("bound", [0, -1.0, math.nan])
+@pytest.mark.parametrize("bound", [0, -1.0, math.nan, math.inf, -math.inf])
 def test_the_bound_is_a_positive_number(bound: float, tmp_path: Path) -> None:
+    source = model(tmp_path / "m.gguf")
     with pytest.raises(UsageError, match="max_rel_rmse is"):
-        convert(model(tmp_path / "m.gguf"), tmp_path / "out", repack="near", max_rel_rmse=bound)
+        convert(source, tmp_path / "out", repack="near", max_rel_rmse=bound)
+    with pytest.raises(UsageError, match="max_rel_rmse is"):
+        gguf2st.verify(tmp_path, source, max_rel_rmse=bound)
+    for command in (("convert", source, "-o", tmp_path / "out", "--repack", "near"), ("verify", tmp_path, "--against")):
+        last = (source,) if command[0] == "verify" else ()
+        refused = run(*command, *last, f"--max-rel-rmse={bound}")
+        assert refused.code == 2
+        assert "Traceback" not in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bound_without_anything_that_it_bounds(tmp_path: Path) -> None:
+    source = model(tmp_path / "m.gguf")
+    with pytest.raises(UsageError, match="nothing is repacked"):
+        convert(source, tmp_path / "out", max_rel_rmse=0.01)
+    refused = run("convert", source, "-o", tmp_path / "out", "--max-rel-rmse", "0.01")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: max_rel_rmse bounds what repacking loses, and nothing is repacked\n")
+    assert list(tmp_path.iterdir()) == [source]
+    convert(source, tmp_path / "out", repack="exact", max_rel_rmse=0.01)
 
 
 def test_an_interrupted_conversion_goes_on_and_still_knows_the_losses(
@@ -338,8 +359,8 @@ def test_an_interrupted_conversion_goes_on_and_still_knows_the_losses(
     straight = convert(source, tmp_path / "straight", **options)
     assert len(straight.shards) > 2
     with monkeypatch.context() as patch:
-        calls, write = [], execute._write_shard
-        patch.setattr(execute, "_write_shard", lambda *a: calls.append(a) or fail(calls) or write(*a))
+        calls, write = [], execute.ShardWriter.write
+        patch.setattr(execute.ShardWriter, "write", lambda *a, **k: calls.append(a) or fail(calls) or write(*a, **k))
         with pytest.raises(SourceError, match="broken"):
             convert(source, tmp_path / "out", **options)
     again = convert(source, tmp_path / "out", **options)
@@ -358,8 +379,8 @@ def test_a_tighter_bound_counts_for_finished_shards_too(tmp_path: Path, monkeypa
     source = model(tmp_path / "m.gguf", qtype="Q4_K", layers=3)
     options: dict[str, Any] = {"repack": "near", "max_shard_size": 700_000}
     with monkeypatch.context() as patch:
-        calls, write = [], execute._write_shard
-        patch.setattr(execute, "_write_shard", lambda *a: calls.append(a) or fail(calls) or write(*a))
+        calls, write = [], execute.ShardWriter.write
+        patch.setattr(execute.ShardWriter, "write", lambda *a, **k: calls.append(a) or fail(calls) or write(*a, **k))
         with pytest.raises(SourceError, match="broken"):
             convert(source, tmp_path / "out", **options)
     with pytest.raises(SchemeError, match="differs by"):
@@ -435,6 +456,65 @@ def test_the_same_decoder_serves_the_rest(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(device, "decoder", lambda name: decode)
     convert(model(tmp_path / "m.gguf", qtype=of("Q4_0", token_embd="Q8_0")), tmp_path / "out", repack="exact")
     assert set(seen) == {"Q8_0", "F32"}
+
+
+def test_a_cuda_device_decodes_what_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing stays on the CPU, and the report says so; here torch stands in for the device."""
+    source = model(tmp_path / "m.gguf", qtype=of("Q4_0", token_embd="Q8_0"))
+    convert(source, tmp_path / "cpu", repack="exact")
+    monkeypatch.setattr(device, "decoder", lambda name: device.on_torch_device("cpu"))
+    report = convert(source, tmp_path / "cuda", repack="exact", device="cuda")
+    assert "packed on the CPU; the CUDA device decoded what is not packed" in report.notes
+    (file,) = (tmp_path / "cpu").glob("*.safetensors")
+    assert (tmp_path / "cuda" / file.name).read_bytes() == file.read_bytes()
+    dense = convert(source, tmp_path / "dense", device="cuda")
+    assert not any("packed on the CPU" in note for note in dense.notes)
+
+
+@pytest.mark.skipif(bool(device._cuda_devices()), reason="there is a CUDA device")
+def test_without_a_cuda_device_repacking_on_one_is_refused(tmp_path: Path) -> None:
+    source = model(tmp_path / "m.gguf")
+    refused = run("convert", source, "-o", tmp_path / "out", "--repack", "exact", "--device", "cuda")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: device cuda: the NVIDIA driver finds no device here")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_report_has_each_type_and_what_became_of_it(tmp_path: Path) -> None:
+    """As JSON: tensors, bytes before and after, the result, the worst loss, and what the whole compares with."""
+    types = of("Q4_K", attn_v="Q8_0", ffn_down="Q6_K", attn_output="Q4_0", token_embd="Q8_0")
+    source, file = model(tmp_path / "m.gguf", qtype=types), tmp_path / "report.json"
+    assert run("convert", source, "-o", tmp_path / "out", "--repack", "near", "--json", file).code == 0
+    report = json.loads(file.read_text())
+    rows = {(row["qtype"], row["scheme"]): row for row in report["types"]}
+    assert {key: row["result"] for key, row in rows.items()} == {
+        ("Q4_K", "int8_g32"): "bounded",
+        ("Q6_K", "int8_g32"): "bounded",
+        ("Q8_0", "int8_g32"): "exact",
+        ("Q4_0", "int4_g32"): "exact",
+        ("Q8_0", "dense"): "dequantized",
+        ("F32", "dense"): "cast",
+    }
+    reader: Any = gguf.GGUFReader(source)
+    for (qtype, scheme), row in rows.items():
+        mine = [
+            t
+            for t in reader.tensors
+            if t.tensor_type.name == qtype and (t.name == "token_embd.weight") == (scheme == "dense")
+        ]
+        mine = [t for t in reader.tensors if t.tensor_type.name == "F32"] if qtype == "F32" else mine
+        assert (row["tensors"], row["nbytes"]) == (len(mine), sum(int(t.n_bytes) for t in mine)), qtype
+        assert (row["worst_rel_rmse"] is not None) == (row["result"] == "bounded")
+    written = sum(t.numel() * t.itemsize for t in repacked.stored(tmp_path / "out").values())
+    assert sum(row["output_nbytes"] for row in report["types"]) == report["output_nbytes"] == written
+    assert report["source_nbytes"] == sum(int(t.n_bytes) for t in reader.tensors)
+    assert report["bfloat16_nbytes"] == 2 * sum(int(t.n_elements) for t in reader.tensors)
+
+
+def test_the_help_says_what_is_lost() -> None:
+    shown = run("convert", "--help").out
+    for words in ("nothing: the same numbers", "0.2 to 0.6%", "about 7%", "3 of 10 words"):
+        assert words in shown
 
 
 @pytest.mark.oracle

@@ -7,6 +7,7 @@ What transformers 5.24 cannot load, whatever config.json says, stands here by na
 import logging
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,32 @@ transformers: Any = transformers_module  # its constructors carry no types
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore:You passed `quantization_config`")]
 
 IDS = torch.arange(5, 45)[None]
-PLAIN = [(name, case) for name, case in CASES.items() if not case.weights and not name.endswith("_mtp")]
-FAMILIES = list({case.config: name for name, case in reversed(PLAIN)}.values())
-"""One case for each class of transformers."""
-ASKED_FOR_A_WEIGHT = frozenset({"falcon_7b", "mamba2", "modern-bert_classifier", "starcoder", "t5", "umt5"})
-"""Their code asks linear layers for `weight`, which a packed one does not have before its first use."""
+PLAIN = [name for name, case in CASES.items() if not case.weights and not name.endswith("_mtp")]
+FAMILIES = list({CASES[name].config: name for name in sorted(PLAIN, key=lambda name: (-len(name), name))}.values())
+"""One case for each class of transformers: that of the shortest name, wherever it stands."""
 
-CONVERTED = frozenset({"bailingmoe3", "dots3note", "jina-bert-v3", "kimi_linear", "llama4"})
-"""transformers joins weights of theirs as it loads them (convolutions, experts), and wants those packed too."""
-OF_TWO_DTYPES = frozenset({"hy_v4"})
-"""transformers keeps its gates in float32, and multiplies them packed with float16."""
+CONVERSION = "issues during automatic conversion of the weights"
+FAILS: Mapping[str, tuple[type[Exception], str]] = {
+    **dict.fromkeys(
+        ("falcon_7b", "mamba2", "modern-bert", "starcoder", "t5", "umt5"), (AttributeError, "no attribute 'weight'")
+    ),
+    "bailingmoe3": (RuntimeError, CONVERSION),
+    "hrm_text": (ValueError, "gate_up_proj.weight_packed"),
+    "hy_v4": (RuntimeError, "expected m1 and m2 to have the same dtype"),
+    "jina-bert-v3": (AssertionError, "missing_keys"),
+    "kimi_linear": (RuntimeError, CONVERSION),
+    "llama4": (AssertionError, "missing_keys"),
+}
+"""Case -> how transformers fails to load it packed; gguf2st/verification/limits.py says why."""
+
+OTHERWISE: Mapping[str, float] = {"jamba": 0.01}
+"""Case -> relative rmse of its logits. Its code adds a bias in another place where a model is quantized."""
+
+OTHER_NAMES = frozenset({"deepseek4", "hrm_text"})
+"""transformers renames or splits their weights as it loads them, but not the parts of packed ones."""
+
+FLOAT32_FAILS = frozenset({"deepseek4"})
+"""transformers multiplies their float32 parameters with 16-bit ones, packed or not."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +86,8 @@ def test_targets_hold_for_the_names_that_transformers_gives(name: str) -> None:
     def qtype(tensor: str) -> str:
         return ("Q4_0", "Q8_0", "F32")[zlib.crc32(tensor.encode()) % 3]
 
+    if name in OTHER_NAMES:
+        pytest.skip("transformers does not load it packed, under whatever names")
     plan = api.make_plan(declared(read_header([oracle_gguf(name)]), qtype), repack="exact")
     table = quantization_config(plan)
     if "config_groups" not in table:
@@ -92,7 +111,10 @@ def test_modules_that_keep_their_names() -> None:
     assert renamed("LlamaForCausalLM", "transformer.h.3.mlp.c_fc_0") == "transformer.h.3.mlp.c_fc_0"
 
 
-@pytest.mark.parametrize("name", sampled(FAMILIES, "exaone", "hy_v3", "bert", "qwen3next", "gemma3n", "mamba2"))
+@pytest.mark.parametrize(
+    "name",
+    sampled(FAMILIES, "exaone", "hy_v3", "bert", "qwen3next", "gemma3n", "mamba2", "minicpm3", "bailingmoe3", "laguna"),
+)
 def test_transformers_loads_what_was_packed(name: str, tmp_path: Path) -> None:
     """Layers that differ, but in their experts, which transformers reads all alike."""
     shapes = {t.name: tuple(int(n) for n in reversed(t.shape)) for t in gguf.GGUFReader(oracle_gguf(name)).tensors}
@@ -111,19 +133,52 @@ def test_transformers_loads_what_was_packed(name: str, tmp_path: Path) -> None:
         return
     assert repacked.groups(tmp_path / "packed").keys() == modules
     assert repacked.untargeted(tmp_path / "packed") == set()
-    gguf2st.verify(tmp_path / "packed", source).require_ok()
-    if any(re.search(r"\.experts\.\d+\.\w+\.weight$", n) for n in tensors):
-        pytest.skip("transformers looks for packed experts wherever anything is packed")
-    if name in CONVERTED | OF_TWO_DTYPES:
-        pytest.skip("transformers cannot load it packed")
-    gguf2st.convert(source, tmp_path / "dense", dtype=report.dtype, threads=1)
-    if name in ASKED_FOR_A_WEIGHT:
-        with pytest.raises(AttributeError, match="no attribute 'weight'"):
-            output(name, tmp_path / "packed")
+    verification = gguf2st.verify(tmp_path / "packed", source)
+    verification.require_ok()
+    if name in FLOAT32_FAILS:
         return
+    limited = any("cannot" in note for note in verification.notes)
+    gguf2st.convert(source, tmp_path / "dense", dtype=report.dtype, threads=1)
+    dense_experts = any(re.search(r"\.experts\.\d+\.\w+\.weight$", n) for n in tensors)
+    if name in FAILS or dense_experts:
+        error, words = FAILS.get(name, (RuntimeError, CONVERSION))
+        with pytest.raises(error, match=words):
+            output(name, tmp_path / "packed")
+        assert limited
+        return
+    assert not limited, verification.notes
     found, expected = output(name, tmp_path / "packed"), output(name, tmp_path / "dense")
     # Scales are exact in float16; in bfloat16 they are rounded by up to 0.4%.
-    assert compressed.relative_rmse(found, expected) <= (0.0 if report.dtype == "float16" else 0.04)
+    assert compressed.relative_rmse(found, expected) <= OTHERWISE.get(name, 0.0 if report.dtype == "float16" else 0.04)
+
+
+@pytest.mark.parametrize("name", sampled(FAMILIES, "qwen3next", "gemma3n", "laguna", "t5"))
+def test_what_loses_something_is_within_its_bound(name: str, tmp_path: Path) -> None:
+    """Types of K-quants where rows are long enough, else with a minimum or five bits; by compressed-tensors."""
+    shapes = {t.name: tuple(int(n) for n in reversed(t.shape)) for t in gguf.GGUFReader(oracle_gguf(name)).tensors}
+
+    def qtype(tensor: str) -> str:
+        if not tensor.endswith(".weight") or "conv" in tensor or shapes[tensor][-1] % 32:
+            return ""
+        some = zlib.crc32(tensor.encode()) % 4
+        return (
+            ("Q4_1", "Q5_1", "Q4_1", "Q8_0")[some]
+            if shapes[tensor][-1] % 256
+            else ("Q4_K", "Q6_K", "Q5_K", "Q3_K")[some]
+        )
+
+    source = requantized(oracle_gguf(name), tmp_path / "m.gguf", qtype)
+    report = gguf2st.convert(source, tmp_path / "packed", repack="near", threads=1)
+    gguf2st.verify(tmp_path / "packed", source).require_ok()
+    if "quantization_config" not in repacked.config_of(tmp_path / "packed"):
+        assert any("finds nothing to pack: dequantized: " in note for note in report.notes), report.notes
+        return
+    found = repacked.weights(tmp_path / "packed")
+    assert found
+    gguf2st.convert(source, tmp_path / "dense", dtype="float32", threads=1)
+    expected = repacked.stored(tmp_path / "dense")
+    for weight, values in found.items():
+        assert compressed.relative_rmse(values, expected[weight]) <= 0.01, weight
 
 
 def output(name: str, folder: Path) -> torch.Tensor:

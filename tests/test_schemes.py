@@ -371,6 +371,34 @@ def test_nvfp4_scale_of_the_whole_weight(scale: float) -> None:
     np.testing.assert_array_equal(packed.weights(scheme, shape, p, scale=scale), wanted)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-9, 3.0, 5.0, 0.75, 0.1, 1 / 3, 0.0123, 1e-3, 448.0, 1.7])
+def test_nvfp4_scales_that_are_exact(scale: float) -> None:
+    """All codes under all scales, by torch's own float8: the numbers that gguf-py gives times the scale, or not.
+
+    compressed-tensors itself computes in bfloat16.
+    """
+    scheme, scale = SCHEMES["nvfp4"], float(np.float32(scale))
+    blocks = np.zeros((32, 36), np.uint8)
+    blocks[:, :4] = np.arange(128).reshape(32, 4) % 127
+    blocks[:, 4:] = np.tile(np.arange(8) << 4 | np.arange(8, 16), 4)
+    p = scheme.pack("NVFP4", blocks, 32, "float16")
+    wanted = values("NVFP4", blocks).reshape(32, 64) * np.float32(scale)
+    fp4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.from_numpy(p.parts["_packed"]).reshape(32, 32)
+    numbers = torch.cat([fp4, -fp4])[torch.stack([codes & 15, codes >> 4], -1).long()].reshape(32, 4, 16)
+    divisor = torch.from_numpy(scheme.once((32, 64), scale)["_global_scale"]).view(torch.float32)
+    groups = torch.from_numpy(p.parts["_scale"]).view(torch.float8_e4m3fn).float().reshape(32, 4, 1) / divisor
+    found = (numbers * groups).reshape(32, 64).numpy()
+    assert np.array_equal(found, wanted) == is_exact("NVFP4", "nvfp4", scale=scale)
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-22)
+
+
+def test_some_scales_of_the_whole_weight_are_exact_and_some_are_not() -> None:
+    assert {is_exact("NVFP4", "nvfp4", scale=scale) for scale in (2.0, 0.125)} == {True}
+    assert {is_exact("NVFP4", "nvfp4", scale=scale) for scale in (0.1, 1.7, -2.0)} == {False}
+    assert not is_exact("MXFP4", "mxfp4", scale=2.0)
+
+
 @pytest.mark.parametrize("scale", [0.0, math.inf, math.nan, -1.0, 1e-40, 1e39])
 def test_nvfp4_refuses_a_scale_without_an_inverse(scale: float) -> None:
     with pytest.raises(SchemeError, match="is no float32"):

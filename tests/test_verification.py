@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import gguf2st
-from gguf2st.errors import VerifyError
+from gguf2st.errors import SourceError, VerifyError
 from gguf2st.verification import Verification, checkpoint_dtype, numerical
 from gguf2st.verification.checkpoint import Checkpoint
 from gguf2st.verification.checkpoint import Tensor as Row
@@ -482,10 +482,11 @@ def test_damaged_files(case: str, with_source: bool, good: Good, tmp_path: Path)
 
 
 def test_a_folder_that_is_not_there(good: Good, tmp_path: Path) -> None:
-    for name in ("gone", "m.gguf"):
+    for name, words in {"gone": "is not there", "m.gguf": "is not a folder"}.items():
         for source in (None, good.source):
-            with pytest.raises(VerifyError, match="is not a folder"):
+            with pytest.raises(SourceError, match=words) as caught:
                 gguf2st.verify(good.source.parent / name, source)
+            assert caught.value.exit_code == 3
 
 
 # --- Configuration and tokenizer ---------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ Tensors of a weight of (rows, columns):
                                         _scales              uint8 (experts, rows, columns / 32), E8M0
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gguf2st.errors import SchemeError
@@ -66,6 +68,10 @@ class Fp4(Scheme):
 
         return reference.fp4(self, qtype, blocks, n_rows, device)
 
+    def holds(self, scale: float) -> bool:
+        """Whether a weight that is multiplied by `scale` as a whole keeps the numbers that ggml's float32 gives."""
+        return scale == 1.0
+
     def once(self, shape: tuple[int, ...], scale: float = 1.0) -> "Mapping[str, NDArray[np.uint8]]":
         """See `Scheme`. There is no place for a `scale` other than 1."""
         if scale != 1.0:
@@ -89,6 +95,22 @@ class Fp4(Scheme):
         return {"weights": weights, "input_activations": None, "output_activations": None, "format": format}
 
 
+@cache
+def _same_products(scale: float) -> bool:
+    """Whether ggml's (code * group scale) * scale and a reader's code * (group scale / divisor) are always equal.
+
+    ggml multiplies in float32, and so do compressed-tensors and vLLM's emulation; all codes and E4M3 scales are tried.
+    """
+    import numpy as np
+
+    exponent, mantissa = np.divmod(np.arange(127), 8)
+    groups = np.where(exponent, 2.0 ** (exponent - 7.0) * (1 + mantissa / 8), 2.0**-6 * mantissa / 8).astype(np.float32)
+    codes = np.array([0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[:, None]
+    with np.errstate(all="ignore"):
+        divisor = (np.float64(1) / np.float64(scale)).astype(np.float32)
+        return bool(np.array_equal((codes * groups) * np.float32(scale), codes * (groups / divisor)))
+
+
 @dataclass(frozen=True)
 class Nvfp4(Fp4):
     """E4M3 scales, and a divisor of all scales of the weight.
@@ -104,6 +126,10 @@ class Nvfp4(Fp4):
             Part(self.codes, "uint8", (n_rows, n_cols // 2), 1),
             Part(self.scales, "float8_e4m3", (n_rows, n_cols // self.group), 1),
         )
+
+    def holds(self, scale: float) -> bool:
+        """See `Fp4`. Powers of two do; of other numbers, those for which no product of code and scale rounds apart."""
+        return scale > 0 and (math.frexp(scale)[0] == 0.5 or _same_products(scale))
 
     def once(self, shape: tuple[int, ...], scale: float = 1.0) -> "Mapping[str, NDArray[np.uint8]]":
         """See `Scheme`. The divisor 1 / `scale` is rounded to float32: exact for powers of two.

@@ -54,18 +54,22 @@ def targets(mode: str, qtype: str) -> tuple[str, ...]:
 _EXACT_ORDER = ("mxfp4", "nvfp4", "int4_g128", "int4_g32", "int4_asym_g32", "int8_g32")
 
 
-def is_exact(qtype: str, scheme: str, dtype: str = "float16") -> bool:
+def is_exact(qtype: str, scheme: str, dtype: str = "float16", scale: float = 1.0) -> bool:
     """Whether a scheme whose scales have `dtype` holds the numbers of every weight of a type without rounding.
 
     A product of scale and code is one float32 multiplication, as in ggml. False does not say that a certain weight
     loses something: `Packed.error` tells.
+
+    Args:
+        qtype, scheme, dtype: of the weight.
+        scale: what the file multiplies the whole weight by, in a tensor of its own.
 
     Raises:
         KeyError: no such scheme.
     """
     target = SCHEMES[scheme]
     if isinstance(target, Fp4):
-        return qtype == target.source
+        return qtype == target.source and target.holds(scale)
     lattice = LATTICES.get(qtype)
     if lattice is None or dtype not in ("float16", "float32"):
         return False

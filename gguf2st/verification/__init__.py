@@ -16,16 +16,20 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf2st.errors import VerifyError, short
+from gguf2st.errors import SourceError, VerifyError, short
 from gguf2st.plan import Plan
 from gguf2st.verification.checkpoint import FLOATS
 from gguf2st.verification.digests import compare_digests
-from gguf2st.verification.packed import is_part, logical_tensors, transformers_limits, understood
-from gguf2st.verification.source import compare_configs, compare_names, compare_places, compare_vocabulary
+from gguf2st.verification.further_keys import compare_further
+from gguf2st.verification.further_quantization import compare_quantization
+from gguf2st.verification.limits import transformers_limits
+from gguf2st.verification.packed import is_part, logical_tensors, understood
+from gguf2st.verification.source import compare_configs, compare_names, compare_places
 from gguf2st.verification.structural import read_checkpoint
+from gguf2st.verification.tokenizer_files import compare_tokenizer
 
 if TYPE_CHECKING:
-    from gguf2st.verification.numerical import Loss
+    from gguf2st.verification.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def verify_folder(
         progress: told about the number of values just compared.
 
     Raises:
-        VerifyError: the folder is not there, or `model` was asked for without transformers.
+        SourceError: the folder is not there.
+        VerifyError: `model` was asked for without transformers.
     """
     _require_folder(folder)
     levels = ["structural"]
@@ -110,6 +115,8 @@ def verify_folder(
         notes += (f"quantized by {method}, of which only names are checked: not the dtypes and shapes of its parts",)
     notes += tuple(transformers_limits(ckpt))
     compare_configs(ckpt, configs or {})
+    notes += tuple(compare_further(ckpt, configs or {}))
+    notes += tuple(compare_quantization(ckpt, against=bool(configs)))
     if values:
         hashed, changed = compare_digests(ckpt)
         levels += ["digests"] if hashed else []
@@ -121,7 +128,7 @@ def verify_folder(
 
         levels.append("numerical")
         compare_places(ckpt, plan)
-        compare_vocabulary(ckpt, plan)
+        notes += tuple(compare_tokenizer(ckpt, plan))
         result = compare_values(ckpt, plan, progress or (lambda n: None), sample, max_rel_rmse)
         compared, losses = result.compared, tuple(result.losses.values())
     if model:
@@ -152,8 +159,11 @@ def verify_folder(
 def checkpoint_dtype(folder: Path) -> str:
     """The dtype that most weights have, packed ones aside, to plan the comparison for; config.json must say the same.
 
+    Packed weights are multiplied in 16 bits: float32 is no dtype of theirs.
+
     Raises:
-        VerifyError: the folder is not there, or most weights are of another kind.
+        SourceError: the folder is not there.
+        VerifyError: most weights are of another kind.
     """
     _require_folder(folder)
     sizes: Counter[str] = Counter()
@@ -161,6 +171,8 @@ def checkpoint_dtype(folder: Path) -> str:
     for name, tensor in logical_tensors(ckpt).items():
         if name not in ckpt.packed and not is_part(name):
             sizes[tensor.dtype] += tensor.nbytes
+    if ckpt.packed and len(sizes) > 1:
+        del sizes["F32"]  # what models keep in float32 may be more than what is neither packed nor that
     dtype = FLOATS.get(max(sizes, key=sizes.__getitem__, default=""))
     if dtype is None:
         found = ", ".join(sizes) or "no weights that are not packed"
@@ -172,4 +184,5 @@ def checkpoint_dtype(folder: Path) -> str:
 
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise VerifyError(f"{folder} is not a folder", hint="give the folder that `gguf2st convert` printed")
+        what = "is not a folder" if folder.exists() else "is not there"
+        raise SourceError(f"{folder} {what}", hint="give the folder that `gguf2st convert` printed")

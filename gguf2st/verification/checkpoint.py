@@ -58,6 +58,12 @@ class Checkpoint:
     packed: dict[str, Packed] = field(default_factory=dict)
     rules: Rules | None = None
 
+    @property
+    def hf_class(self) -> str:
+        """The first of config.json's `architectures`; empty when there is none."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
+
 
 def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     """A JSON object; {} and a problem when there is none."""
@@ -76,3 +82,10 @@ def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.name} is not a JSON object")
         return {}
     return value
+
+
+def content(tensor: Tensor) -> bytes:
+    """The bytes of a small tensor."""
+    with open(tensor.file, "rb") as f:
+        f.seek(tensor.start)
+        return f.read(tensor.nbytes)

@@ -11,13 +11,21 @@ from gguf2st.verification.checkpoint import Checkpoint, read_json
 def compare_digests(ckpt: Checkpoint) -> tuple[int, list[str]]:
     """A shard of another digest is a problem; other files may be edited on purpose, which is worth a note.
 
+    A gguf2st.json without digests, or one that cannot be read, is a problem: nobody may edit a shard and that.
+
     Returns: number of shards that were compared, notes.
     """
     from gguf2st.hub.provenance import PROVENANCE_FILE  # which is about reports, and these about verifications
 
     notes: list[str] = []
     shards = 0
-    recorded: Any = read_json(ckpt.folder / PROVENANCE_FILE, []).get("digests")
+    file = ckpt.folder / PROVENANCE_FILE
+    if not (file.exists() or file.is_symlink()):
+        return 0, []
+    n_problems = len(ckpt.problems)
+    recorded: Any = read_json(file, ckpt.problems).get("digests")
+    if len(ckpt.problems) == n_problems and not (isinstance(recorded, dict) and recorded):
+        ckpt.problems.append(f"{PROVENANCE_FILE} has no digests, which gguf2st writes into it")
     for name, digest in recorded.items() if isinstance(recorded, dict) else ():
         place = PurePosixPath(name)
         if place.is_absolute() or ".." in place.parts:

@@ -16,21 +16,25 @@ from typing import Any
 LAYOUTS = {"pack-quantized": "int", "mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
 """compressed-tensors' names of packed formats -> ours. All its other formats keep `weight` and add `weight_scale`."""
 
-FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    ("qkv_proj", ("query", "key", "value")),
-    ("gate_up_proj", ("gate_proj", "up_proj")),
-    ("gate_up_proj", ("w1", "w3")),
-    ("gate_up_proj", ("c_fc_0", "c_fc_1")),
-    ("w13", ("w1", "w3")),
-    ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
-    ("in_proj_qkvz", ("in_proj_qkv", "in_proj_z")),
-    ("in_proj_ba", ("in_proj_b", "in_proj_a")),
-    ("in_proj_qkvg", ("q_proj", "k_proj", "v_proj", "g_proj")),
-    ("in_proj_qkvgfab", ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj")),
-    ("qkvb_proj", ("q_proj", "k_proj", "v_proj", "b_proj")),
+NO_LINEAR = frozenset(
+    {
+        "lm_head",
+        "embed_out",
+        "output",
+        "embed_tokens",
+        "embed_in",
+        "embed_positions",
+        "embeddings",
+        "word_embeddings",
+        "position_embeddings",
+        "token_type_embeddings",
+        "tok_embeddings",
+        "wte",
+        "wpe",
+    }
 )
-"""What vLLM loads as one parameter: `packed_modules_mapping` of its classes (0.32)."""
+"""Last names of heads and embeddings, whose classes in vLLM (ParallelLMHead, VocabParallelEmbedding) no target
+"Linear" means: only by name can they be packed. In transformers a head is a linear layer like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +137,18 @@ class Rules:
         return next((t for t in self.targets if t.pattern.lower() == "linear"), None)
 
     def of(self, name: str) -> Format | None:
-        """The format of a linear layer by itself; None when it stays 16-bit."""
-        target = None if self.ignored(name) else self.named(name) or self.linear
+        """The format that vLLM reads a module in by itself; None when it stays 16-bit."""
+        by_class = None if name.rpartition(".")[2] in NO_LINEAR else self.linear
+        target = None if self.ignored(name) else self.named(name) or by_class
         return target.format if target else None
 
     def exact_first(self, name: str) -> Format | None:
-        """The same as compressed-tensors decides: a full name goes before patterns, whatever their order."""
+        """The format that transformers reads a linear layer in: a full name goes before patterns of any place."""
+        if self.ignored(name):
+            return None
         exact = self._targets.exact(name)
-        return self.of(name) if exact is None or self.ignored(name) else self.targets[exact].format
+        target = (self.named(name) or self.linear) if exact is None else self.targets[exact]
+        return target.format if target else None
 
     def experts(self) -> Format | None:
         """The format in which transformers 5.24 reads all experts: that of the first group with a pattern that says

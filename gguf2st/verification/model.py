@@ -58,5 +58,5 @@ def _compare_targets(ckpt: Checkpoint, rules: Rules, modules: Mapping[str, bool]
     if other := [name for name in packed if not modules.get(name, True)]:
         ckpt.problems.append(f"packed, but no linear layers of the model: {listing(other)}")
     dense = [name for name, linear in modules.items() if linear and f"{name}.weight" in ckpt.tensors]
-    if lost := [name for name in dense if (f := rules.of(name)) and f.layout != "scaled"]:
+    if lost := [name for name in dense if (f := rules.exact_first(name)) and f.layout != "scaled"]:
         ckpt.problems.append(f"{listing(lost)} are targeted as linear layers, but lie there as they were")

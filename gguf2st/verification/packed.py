@@ -5,12 +5,13 @@ projection whose format is not that of its neighbours makes it garbage, and no m
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gguf2st.fold import listing
-from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Packed, Tensor
-from gguf2st.verification.formats import FUSED, Format, Rules, read_rules
+from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Packed, Tensor, content
+from gguf2st.verification.formats import Format, Rules, read_rules
+from gguf2st.verification.fused import fused_problems
 
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale", "weight_g_idx")
 """What compressed-tensors calls the tensors of a weight."""
@@ -49,9 +50,8 @@ def read_packed(ckpt: Checkpoint) -> None:
         _read_gpt_oss(ckpt)
     elif ckpt.rules.method == "compressed-tensors":
         ckpt.problems += _read_modules(ckpt, ckpt.rules, parts)
-        ckpt.problems += _fused(ckpt.rules, [*dense, *(m for m in parts if m not in dense)])
+        ckpt.problems += fused_problems(ckpt, ckpt.rules, [*dense, *(m for m in parts if m not in dense)])
         ckpt.problems += _experts(ckpt)
-        ckpt.problems += _global_scales(ckpt)
 
 
 def _read_modules(ckpt: Checkpoint, rules: Rules, parts: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:
@@ -60,7 +60,12 @@ def _read_modules(ckpt: Checkpoint, rules: Rules, parts: Mapping[str, Mapping[st
     wrong: dict[str, list[str]] = defaultdict(list)
     for module, found in parts.items():
         wanted = rules.of(module)
-        if wanted is None:
+        if wanted is None and rules.exact_first(module) is not None:
+            lists[
+                'are packed, but only the class "Linear" targets them, which heads and embeddings are not in vLLM: it '
+                "takes them for 16-bit"
+            ].append(module)
+        elif wanted is None:
             lists["are packed, but no config group targets them, or `ignore` does"].append(module)
         elif (other := rules.exact_first(module)) != wanted:
             lists[f"are {wanted} for vLLM and {other} for transformers: the order of targets matters"].append(module)
@@ -81,7 +86,12 @@ def _read_modules(ckpt: Checkpoint, rules: Rules, parts: Mapping[str, Mapping[st
     for name, tensor in ckpt.tensors.items():
         module = name.removesuffix(".weight")
         linear = module in named or (len(tensor.shape) == 2 and _looks_linear(module, alike))
-        if module != name and module not in parts and linear and (promised := rules.of(module)):
+        if (
+            module != name
+            and module not in parts
+            and linear
+            and (promised := rules.of(module) or rules.exact_first(module))
+        ):
             lists[f"are targeted as {promised}, but lie there as they were"].append(module)
     if gone := sorted(named - rules.modules):
         yield f"config_groups targets modules that have no tensors: {listing(gone)}"
@@ -111,7 +121,7 @@ def _stored_shape(tensor: Tensor | None) -> Shape:
     """The two numbers of `weight_shape`."""
     if tensor is None or tensor.dtype != "I64" or tensor.shape != (2,):
         return ()
-    data = _bytes(tensor)
+    data = content(tensor)
     return tuple(int.from_bytes(data[at : at + 8], "little", signed=True) for at in (0, 8))
 
 
@@ -163,77 +173,6 @@ def _needed(wanted: Format, shape: Shape) -> dict[str, Wanted]:
     if not wanted.symmetric:
         parts["weight_zero_point"] = Wanted(("I32",), (-(-rows * wanted.bits // 32), groups))
     return parts
-
-
-def _fused(rules: Rules, modules: Sequence[str]) -> Iterator[str]:
-    """Projections that vLLM loads as one parameter must have one format, and no pattern may mean only some of them."""
-    children: dict[str, set[str]] = defaultdict(set)
-    for module in modules:
-        parent, _, name = module.rpartition(".")
-        if not parent.rpartition(".")[0].endswith(".experts"):
-            children[parent].add(name)
-    mixed: dict[str, list[str]] = defaultdict(list)
-    for parent, names in children.items():
-        for together, members in FUSED:
-            there = [m for m in members if m in names]
-            if len(there) > 1 and (problem := _mixed(rules, parent, together, there)):
-                mixed[problem].append(parent)
-    yield from (f"{listing(parents)}: {problem}" for problem, parents in mixed.items())
-
-
-def _mixed(rules: Rules, parent: str, together: str, members: Sequence[str]) -> str:
-    """Why these members of `parent` cannot be one parameter; "" when they can."""
-    prefix = f"{parent}." if parent else ""
-    formats = {m: rules.of(prefix + m) for m in members}
-    if len(set(formats.values())) > 1:
-        each = ", ".join(f"{m} {f or '16-bit'}" for m, f in formats.items())
-        return f"vLLM loads these as one parameter of one format and does not say that they differ: {each}"
-    own = formats[members[0]]
-    taken, pattern = rules.fused(prefix + together, [prefix + m for m in members])
-    if taken != own:
-        return (
-            f"{pattern!r} matches {together}, vLLM's name for {', '.join(members)}, which are then "
-            f"{taken or '16-bit'} instead of {own or '16-bit'}"
-        )
-    return ""
-
-
-def _global_scales(ckpt: Checkpoint) -> Iterator[str]:
-    """Members of one parameter in NVFP4 must share their global scale: vLLM takes the greatest for all of them."""
-    scales: dict[tuple[str, str], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
-    together = {member: name for name, members in FUSED[::-1] for member in members}
-    for weight, packed in ckpt.packed.items():
-        parent, _, last = weight.removesuffix(".weight").rpartition(".")
-        if packed.format.layout == "nvfp4" and last in together:
-            scales[parent, together[last]][_bytes(packed.parts["weight_global_scale"])].append(last)
-    for (parent, name), found in scales.items():
-        if len(found) > 1:
-            members = ", ".join(sorted(member for group in found.values() for member in group))
-            yield f"{parent}: weight_global_scale of {members} differs; vLLM takes one for all of {name}"
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    with open(tensor.file, "rb") as f:
-        f.seek(tensor.start)
-        return f.read(tensor.nbytes)
-
-
-def transformers_limits(ckpt: Checkpoint) -> Iterator[str]:
-    """What transformers 5.24 with compressed-tensors 0.20 makes of a checkpoint that vLLM reads as meant.
-
-    Packed weights are unpacked by gguf2st wherever it runs them, so that this says nothing against the checkpoint.
-    """
-    if ckpt.rules is None or ckpt.rules.method != "compressed-tensors":
-        return
-    reader = "transformers 5.24 with compressed-tensors 0.20"
-    experts = {n: p.format for n, p in ckpt.packed.items() if n.partition(".experts.")[2].split(".")[0].isdecimal()}
-    read = ckpt.rules.experts()
-    if odd := [name for name, kind in experts.items() if kind != read]:
-        yield f"{reader} reads all experts as {read}, without a word: wrongly {listing(odd)}"
-    if any(kind.layout == "nvfp4" for kind in experts.values()):
-        yield f"{reader} cannot read experts in nvfp4: told to dequantize, it makes them NaN"
-    if any(not p.format.symmetric for p in ckpt.packed.values()):
-        yield f"{reader} cannot load zero points, unless it is told to dequantize and all is in one format"
 
 
 def _experts(ckpt: Checkpoint) -> Iterator[str]:

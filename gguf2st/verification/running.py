@@ -122,7 +122,7 @@ def _lossy(ckpt: Checkpoint, source: "Header") -> str:
 
     Such weights are other weights: how far the answers move says nothing about the conversion.
     """
-    from gguf2st.verification.numerical import holds
+    from gguf2st.verification.losses import holds
 
     qtypes = {s.qtype for s in source.sources.values()}
     formats = {p.format for p in ckpt.packed.values() if p.format.bits < 8}

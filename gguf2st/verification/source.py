@@ -1,16 +1,15 @@
-"""The checkpoint against its source: names, shapes, dtypes, configuration and vocabulary, but no weights."""
+"""The checkpoint against its source: names, shapes, dtypes and configuration, but no weights."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from gguf2st.errors import TokenizerError
 from gguf2st.fold import listing
 from gguf2st.plan import Plan
-from gguf2st.tokenizer import copy_tokenizer
 from gguf2st.verification.checkpoint import FLOATS, Checkpoint, read_json
 from gguf2st.verification.embedding import FILES as EMBEDDING_FILES
 from gguf2st.verification.embedding import compare_pooling
 from gguf2st.verification.packed import logical_tensors
+from gguf2st.vllm_modules import never_quantized
 
 
 def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
@@ -32,6 +31,11 @@ def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
             what = f"{dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
             wrong.setdefault(what, []).append(name)
     ckpt.problems += [f"{listing(names)} is {what}" for what, names in wrong.items()]
+    unread: dict[str, list[str]] = {}
+    for entry in (expected[name] for name in ckpt.packed if name in expected):
+        if why := next(filter(None, (never_quantized(ckpt.hf_class, source) for source in entry.sources)), ""):
+            unread.setdefault(why, []).append(entry.name)
+    ckpt.problems += [f"{listing(names)}: vLLM cannot read it packed: {why}" for why, names in unread.items()]
 
 
 def compare_places(ckpt: Checkpoint, plan: Plan) -> None:
@@ -86,13 +90,3 @@ def compare_configs(ckpt: Checkpoint, configs: Mapping[str, Mapping[str, Any]]) 
                 ckpt.problems.append(f"{file} lacks {key}, which the source says is {value!r}")
             elif found[key] != value:
                 ckpt.problems.append(f"{file} says {key} = {found[key]!r}, the source {value!r}")
-
-
-def compare_vocabulary(ckpt: Checkpoint, plan: Plan) -> None:
-    """tokenizer.json against the tokens of the GGUF, id by id."""
-    if (ckpt.folder / "tokenizer.json").is_fifo():
-        return  # said already
-    try:
-        copy_tokenizer(ckpt.folder, plan.header.metadata)
-    except TokenizerError as err:
-        ckpt.problems += [err.message, *err.problems]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st.fold import listing
-from gguf2st.shards import INDEX_FILE, UNFINISHED
+from gguf2st.shards import INDEX_FILE
 from gguf2st.verification.checkpoint import Checkpoint, Tensor, read_json
 from gguf2st.verification.config_types import wrong_values
 from gguf2st.verification.consistency import consistency
 from gguf2st.verification.packed import read_packed
+from gguf2st.verification.stray import stray_files
 
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -37,13 +38,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             ckpt.problems.append(f"{INDEX_FILE} lists tensors that no shard holds: {listing(sorted(gone))}")
         if extra := ckpt.tensors.keys() - listed.keys():
             ckpt.problems.append(f"tensors that {INDEX_FILE} does not list: {listing(sorted(extra))}")
-    ckpt.problems += _stray(folder, files)
     if not ckpt.tensors and not ckpt.problems:
         ckpt.problems.append("there are no tensors")
     if ckpt.tensors and ckpt.config:
         ckpt.problems += wrong_values(ckpt.config)
         read_packed(ckpt)
         ckpt.problems += consistency(ckpt)
+    ckpt.problems += stray_files(ckpt)
     ckpt.problems += _small_files(folder)
     return ckpt
 
@@ -91,13 +92,18 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
     from safetensors import SafetensorError, safe_open
 
     try:
+        with open(path, "rb"):  # the library says of any file that it cannot open that it is not there
+            pass
         with safe_open(path, framework="np") as shard:
             metadata = shard.metadata() or {}
             names = list(shard.keys())
         with open(path, "rb") as f:
             base = 8 + int.from_bytes(f.read(8), "little")
             table = json.loads(f.read(base - 8))
-    except (SafetensorError, OSError, ValueError, RecursionError) as err:
+    except OSError as err:
+        problems.append(f"{path.name} cannot be read: {err.strerror or err}")
+        return
+    except (SafetensorError, ValueError, RecursionError) as err:
         problems.append(f"{path.name} is not a whole safetensors file: {err}")
         return
     if metadata.get("format") != "pt":
@@ -106,19 +112,6 @@ def _shard_tensors(path: Path, problems: list[str]) -> Iterator[tuple[str, Tenso
         row = table[name]
         start, stop = row["data_offsets"]
         yield name, Tensor(name, path, row["dtype"], tuple(row["shape"]), base + start, stop - start)
-
-
-def _stray(folder: Path, files: list[Path]) -> Iterator[str]:
-    """Files that make a loader read something else than the checkpoint, or show that a write was cut short."""
-    consolidated = [f.name for f in files if f.name.startswith("consolidated")]
-    if consolidated:
-        yield f"{consolidated[0]} makes vLLM read that file instead (Mistral's own format): remove it"
-    unfinished = sorted(p.name for p in folder.iterdir() if p.suffix == UNFINISHED)
-    if unfinished:
-        yield f"unfinished files: {', '.join(unfinished)}"
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".gguf", ".pth", ".pt"))
-    if others:
-        yield f"weights in another format lie beside: {', '.join(others[:5])}"
 
 
 def _small_files(folder: Path) -> list[str]:

@@ -31,20 +31,20 @@ def unpack(packed: Packed, start: int, stop: int) -> Array:
         return _gpt_oss(packed, start, stop)
     if layout == "int":
         return _integers(packed, start, stop, columns)
-    codes = _e2m1(_rows(packed.parts["weight_packed"], start, stop))
-    stored = _rows(packed.parts["weight_scale"], start, stop)
-    scale = _e8m0(stored) if layout == "mxfp4" else _e4m3(stored) / _rows(packed.parts["weight_global_scale"], 0, 1)
+    codes = _e2m1(rows_of(packed.parts["weight_packed"], start, stop))
+    stored = rows_of(packed.parts["weight_scale"], start, stop)
+    scale = _e8m0(stored) if layout == "mxfp4" else _e4m3(stored) / rows_of(packed.parts["weight_global_scale"], 0, 1)
     return _scaled(codes, scale)
 
 
 def _integers(packed: Packed, start: int, stop: int, columns: int) -> Array:
     bits, n_rows = packed.format.bits, packed.shape[0]
-    codes = _unpack_words(_rows(packed.parts["weight_packed"], start, stop), bits, columns).astype(np.int16)
+    codes = _unpack_words(rows_of(packed.parts["weight_packed"], start, stop), bits, columns).astype(np.int16)
     scale = _floats(packed.parts["weight_scale"], start, stop)
     zeros: Array = np.int16(1 << (bits - 1))
     if not packed.format.symmetric:
         first = start // 32 * 32  # a word boundary for every number of bits
-        words = _rows(packed.parts["weight_zero_point"], first * bits // 32, -(-stop * bits // 32))
+        words = rows_of(packed.parts["weight_zero_point"], first * bits // 32, -(-stop * bits // 32))
         count = min(n_rows, stop) - first
         unpacked = _unpack_words(np.ascontiguousarray(words.T), bits, count).T
         zeros = np.repeat(unpacked[start - first :].astype(np.int16), columns // scale.shape[1], axis=1)
@@ -56,8 +56,8 @@ def _gpt_oss(packed: Packed, start: int, stop: int) -> Array:
     blocks, scales = packed.parts["blocks"], packed.parts["scales"]
     _, inner, n = packed.shape  # `inner` is what the file packs
     first, last = start // inner, -(-stop // inner)
-    codes = _e2m1(_rows(blocks, first, last).reshape(-1, inner // 2))
-    values = _scaled(codes, _e8m0(_rows(scales, first, last).reshape(-1, inner // 32)))
+    codes = _e2m1(rows_of(blocks, first, last).reshape(-1, inner // 2))
+    values = _scaled(codes, _e8m0(rows_of(scales, first, last).reshape(-1, inner // 32)))
     turned = values.reshape(last - first, n, inner).swapaxes(1, 2).reshape(-1, n)
     return turned[start - first * inner : stop - first * inner]
 
@@ -112,13 +112,13 @@ def _scaled(values: Array, scale: Array) -> Array:
 
 def _floats(tensor: Tensor, start: int, stop: int) -> Array:
     """Rows of a floating-point part as float32."""
-    values = _rows(tensor, start, stop)
+    values = rows_of(tensor, start, stop)
     if tensor.dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)
 
 
-def _rows(tensor: Tensor, start: int, stop: int) -> Array:
+def rows_of(tensor: Tensor, start: int, stop: int) -> Array:
     """Elements [start, stop) along the first axis of a tensor, as they lie in the file; a scalar counts as one."""
     kind = np.dtype(_DTYPES[tensor.dtype])
     shape = tensor.shape or (1,)
