@@ -13,7 +13,7 @@ export SRC OUT DIR REPO MANIFEST JOBS DTYPE REPACK
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install models demo test test-tokenizers vllm-env test-vllm lint format bench docs \
+.PHONY: help install models demo test test-tokenizers vllm-env test-vllm test-vllm-modules lint format bench docs \
 	convert check batch push serve verify sbom audit test-lowest test-crashes clean
 
 # $(call need,target,value,usage): one line and exit code 2 when the target is wanted without its value.
@@ -26,7 +26,7 @@ $(call need,serve,$(DIR),DIR=folder)
 $(call need,verify,$(DIR),DIR=folder [SRC=model.gguf])
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,9 @@ $(VLLM): scripts/vllm_env.sh
 
 test-vllm: models $(VLLM) ## Serve converted models with a real vLLM and compare with transformers
 	$(BIN)/python -m pytest tests/vllm
+
+test-vllm-modules: models $(VLLM) ## Ask vLLM's classes for the scheme of every packed module, about 4 minutes
+	$(BIN)/python -m pytest tests/vllm/test_modules.py -m slow
 
 lint: $(STAMP) ## Check style, types and generated docs
 	$(BIN)/ruff check .

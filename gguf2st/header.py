@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 from gguf2st.cursor import Cursor
 from gguf2st.errors import HeaderError, SourceError
+from gguf2st.keys import brief
 from gguf2st.quants.layout import BY_ID, type_name
 from gguf2st.source import is_address, open_file
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
@@ -337,9 +338,28 @@ def _check_split(parts: list[Header]) -> None:
             )
         if part.byteorder != first.byteorder:
             raise HeaderError(f"{part.files[0]}: {part.byteorder}-endian, unlike the first shard")
+        _check_shard_metadata(first, part)
     found = sum(len(part.sources) for part in parts)
     if (promised := _split_number(first, "split.tensors.count", found)) != found:
         raise HeaderError(f"{first.files[0]}: split.tensors.count is {promised}, but the shards hold {found} tensors")
+
+
+def _check_shard_metadata(first: Header, part: Header) -> None:
+    """Check that a shard says nothing else about the model than the first one, the only one that is read for that.
+
+    Where a shard repeats keys (most tools leave them out), a difference shows that it is another model's.
+    """
+    for key, value in part.metadata.items():
+        if key.startswith("split.") or key == "general.alignment":  # about this file alone
+            continue
+        said = first.metadata.get(key)
+        lost = said is None and not key.startswith("general.")
+        if lost or (said is not None and said != value and value == value):  # NaN equals nothing
+            here = "does not say" if said is None else f"gives as {brief(said)}"
+            raise HeaderError(
+                f"{part.files[0]}: its header has {brief(key)} = {brief(value)}, which the first shard {here}",
+                hint="a shard belongs to another model: download it again",
+            )
 
 
 def _split_number(part: Header, key: str, default: int) -> int:

@@ -16,7 +16,9 @@ from typing import Any
 from gguf2st.errors import CoverageError, SourceError, UsageError, short
 from gguf2st.fold import fold, listing
 from gguf2st.header import ByteOrder, Header, Source
-from gguf2st.quoting import shell_word
+from gguf2st.ops import ANY, OPS, same_shape
+from gguf2st.quants.layout import TYPES
+from gguf2st.quoting import source_word
 from gguf2st.records import from_plain
 from gguf2st.schemes import SCHEMES
 
@@ -184,7 +186,7 @@ class Plan:
         raise CoverageError(
             f"{self.header.files[0]}: {problems[0]}{more}",
             problems=problems[1:],
-            hint=f"`gguf2st check {shell_word(self.header.files[0])}` lists everything; nothing was written",
+            hint=f"`gguf2st check {source_word(self.header.files[0])}` lists everything; nothing was written",
         )
 
 
@@ -292,7 +294,7 @@ def from_json(text: str) -> Plan:
         )
         plan: Plan = from_plain(Plan, table)
         _require_sound(plan)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as err:
         raise SourceError(
             f"this is no plan: {str(err)[:200]}", hint="`gguf2st plan SRC --json` writes one of this version"
         ) from None
@@ -310,7 +312,8 @@ def _finite(text: str) -> float:
 def _require_sound(plan: Plan) -> None:
     """Raise ValueError where a plan names what it does not have: a stranger may have written it.
 
-    Names of files become paths, and places become offsets, so that neither may lead elsewhere.
+    Names of files become paths, and places become offsets, so that neither may lead elsewhere; ops run on arrays of
+    the sources' shapes, and must fit them.
     """
     header = plan.header
     if not header.files or len(header.files) != len(header.sizes):
@@ -318,6 +321,8 @@ def _require_sound(plan: Plan) -> None:
     for source in header.sources.values():
         if not 0 <= source.file < len(header.files) or source.offset < 0 or (source.nbytes or 0) < 0:
             raise ValueError(f"tensor {source.name[:60]!r} lies nowhere")
+        if source.offset + (source.nbytes or 0) > header.sizes[source.file] or source.nbytes != _source_nbytes(source):
+            raise ValueError(f"tensor {source.name[:60]!r} is not {source.qtype[:20]} of {list(source.shape)}")
     for shard in plan.shards:
         if not _SHARD_NAME.fullmatch(shard.file) or shard.nbytes < 0:
             raise ValueError(f"{shard.file[:60]!r} is no name of a shard")
@@ -326,11 +331,52 @@ def _require_sound(plan: Plan) -> None:
             raise ValueError(f"there is no tensor {unknown[0][:60]!r}")
         if entry.dtype not in ("", *DTYPE_NBYTES) or entry.scheme not in ("", DENSE, *SCHEMES):
             raise ValueError(f"{entry.dtype[:60]!r} and {entry.scheme[:60]!r} are no output format")
+        _require_fitting(plan, entry)
         for output in entry.outputs:
             if not 0 <= output.shard < len(plan.shards):
                 raise ValueError(f"there is no shard {output.shard}")
             if not 0 <= output.start <= output.stop <= plan.shards[output.shard].nbytes:
                 raise ValueError(f"{output.name[:60]!r} lies outside its shard")
+
+
+def _source_nbytes(source: Source) -> int | None:
+    """Bytes of a tensor of this type and shape; None for a type that is not known."""
+    kind = TYPES.get(source.qtype)
+    if kind is None:
+        return None
+    if any(n < 0 for n in source.shape) or math.prod(source.shape[-1:]) % kind.block:
+        raise ValueError(f"tensor {source.name[:60]!r} of {source.qtype} cannot have the shape {list(source.shape)}")
+    return source.n_elements // kind.block * kind.nbytes
+
+
+def _require_fitting(plan: Plan, entry: Entry) -> None:
+    """Raise ValueError unless an entry's ops fit its sources, give its shape, and its outputs hold that."""
+    name, sources = entry.name[:60], [plan.header.sources[s] for s in entry.sources]
+    shapes = [source.shape for source in sources]
+    for op, *arguments in entry.ops:
+        kind = OPS.get(op) if isinstance(op, str) else None
+        if kind is None or not kind.accepts(len(arguments)) or kind.n_arrays not in (ANY, len(shapes)):
+            raise ValueError(f"{name!r}: no op {op!r:.60} takes {len(shapes)} tensors and {len(arguments)} numbers")
+        try:
+            shapes = [kind.result(shapes, *arguments)]
+        except (ValueError, IndexError) as err:
+            raise ValueError(f"{name!r}: {op} does not fit: {err}") from None
+    if len(shapes) != 1 or not same_shape(shapes[0], entry.shape):
+        found = " and ".join(str(list(shape)) for shape in shapes) or "nothing"
+        raise ValueError(f"{name!r} is {list(entry.shape)}, its equation gives {found}")
+    packs = entry.scheme not in ("", DENSE)
+    if entry.scheme and entry.dtype not in DTYPES:
+        raise ValueError(f"{name!r}: {entry.dtype!r} is no dtype of weights")
+    if packs and (not sources or not all(OPS[op].packed for op, *_ in entry.row_ops)):
+        raise ValueError(f"{name!r} cannot be {entry.scheme}: its ops do more than move rows")
+    for source in sources:
+        scale = plan.scales.get(source.name)
+        if scale is not None and (not scale or source.n_rows % len(scale)):
+            raise ValueError(f"{source.name[:60]!r} has {source.n_rows} rows, and {len(scale)} scales")
+    if entry.outputs:
+        stated = [(o.name, o.dtype, o.shape, o.stop - o.start) for o in entry.outputs]
+        if stated != [(*row, _nbytes(*row[1:])) for row in entry.tensors()]:
+            raise ValueError(f"{name!r} does not become what its outputs say")
 
 
 def digest(plan: Plan) -> str:

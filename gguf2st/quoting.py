@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def shell_word(name: str | os.PathLike[str]) -> str:
@@ -17,6 +18,11 @@ def shell_word(name: str | os.PathLike[str]) -> str:
         return shlex.quote(text)
     escaped = (_escaped(char) for char in text)
     return f"$'{''.join(escaped)}'"
+
+
+def source_word(src: str) -> str:
+    """The same of a SRC, which is a text: one that begins with a dash can only be a path."""
+    return shell_word(Path(src) if src.startswith("-") else src)
 
 
 def shell_line(words: Iterable[str | os.PathLike[str]]) -> str:

@@ -3,17 +3,18 @@
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf2st import __version__
 from gguf2st.choice import decisions, is_exact_entry
-from gguf2st.fold import fold
+from gguf2st.fold import fold, listing
 from gguf2st.plan import DENSE, Entry, Plan, template
 from gguf2st.quants.layout import TYPES
 from gguf2st.verification import Verification
+from gguf2st.verification.limits import planned_limits
 
 if TYPE_CHECKING:
     from gguf2st.hub.push import Pushed
@@ -109,6 +110,9 @@ def make_report(
 ) -> Report:
     """The report on a laid-out plan; `rmses` is what `execute` returned, None before it ran."""
     header = plan.header
+    dense = {e.name for e in plan.entries if e.scheme == DENSE} if rmses else set()
+    lost = {name: share for name, share in (rmses or {}).items() if name in dense}
+    rmses = {name: rmse for name, rmse in rmses.items() if name not in lost} if rmses else rmses
     parameters = sum(e.n_elements for e in plan.entries)
     return Report(
         files=header.files,
@@ -127,7 +131,8 @@ def make_report(
         choices=decisions(plan),
         rel_rmse=dict(rmses or {}),
         dropped=_folded_reasons(plan),
-        notes=(*plan.notes, *notes),
+        # Verification says the limits too.
+        notes=(*plan.notes, *_underflow(lost), *notes, *(() if verification else planned_limits(plan))),
         shards=tuple(s.file for s in plan.shards),
         verification=verification,
         seconds=round(seconds, 3),
@@ -170,6 +175,16 @@ def folded_rmse(rmses: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         )
         for names in groups.values()
     }
+
+
+def _underflow(lost: Mapping[str, float]) -> Iterator[str]:
+    """A note on dense tensors -> the share of their values that float16 lost."""
+    if lost:
+        share = f"{max(lost.values()):.0%}" if len(lost) == 1 else f"up to {max(lost.values()):.0%} each"
+        yield (
+            f"float16 is too coarse for small values of {listing(lost)}: {share} become 0, or change by more than 1%; "
+            "bfloat16 and float32 keep them"
+        )
 
 
 def _result(plan: Plan, entry: Entry, qtype: str) -> str:

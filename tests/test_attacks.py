@@ -93,15 +93,6 @@ def test_the_source_is_never_inside_the_output(where: str, tmp_path: Path) -> No
     assert source.exists()
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "other.gguf", "README.md"])
-def test_overwriting_spares_what_people_keep_beside_a_checkpoint(name: str, source: Path, tmp_path: Path) -> None:
-    gguf2st.convert(source, tmp_path / "out")
-    (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(OutputError, match="which no conversion writes"):
-        gguf2st.convert(source, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / name).read_text() == "mine"
-
-
 def test_a_partial_folder_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
     partial = tmp_path / "out.partial"
     partial.mkdir()

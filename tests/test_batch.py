@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gguf2st
 from gguf2st.batch.manifest import read_manifest
 from gguf2st.batch.state import Result, StateFile
 from gguf2st.cli.batch import _options, _problem
@@ -19,6 +20,7 @@ from gguf2st.errors import OutputError, UsageError
 from gguf2st.output import PARTIAL
 from tests.hub_server import WRITER, HubServer
 from tests.make_gguf import tiny_llama
+from tests.oracle.terminal import completed
 
 Run = subprocess.CompletedProcess[str]
 
@@ -28,9 +30,7 @@ def _command(*arguments: object) -> list[str]:
 
 
 def _run(*arguments: object, code: int = 0, **environment: str) -> Run:
-    done = subprocess.run(
-        _command(*arguments), env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = completed("batch", *arguments, environment=environment)
     assert done.returncode == code, done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     return done
@@ -102,7 +102,7 @@ def test_failures_stop_nobody_and_are_told(folder: Path) -> None:
     for name, n_shards in (("good", 1), ("wide", 2)):
         out = folder / "converted" / name
         assert len(list(out.glob("*.safetensors"))) == n_shards
-        subprocess.run([sys.executable, "-m", "gguf2st", "verify", str(out)], check=True, capture_output=True)
+        completed("verify", out).check_returncode()
     assert sorted(p.name for p in (folder / "converted").iterdir()) == ["good", "wide"]
 
 
@@ -419,20 +419,63 @@ def test_what_a_manifest_says(tmp_path: Path) -> None:
     assert plain.output == Path("/elsewhere/p")
 
 
-def test_a_thousand_models(tmp_path: Path) -> None:
-    """Read, resumed and summed up; all of them are done."""
-    path = _manifest(
-        tmp_path,
-        "[defaults]\noutput = 'o/{name}'\n" + "".join(f"[[model]]\nsrc = 'm{i}.gguf'\n" for i in range(1000)),
-    )
-    models = read_manifest(path, _options(), _problem).models
-    assert len(models) == 1000
+def test_many_models(folder: Path) -> None:
+    """Read, resumed and summed up; all of them are done. Their files have gone since, as they may."""
+    models = "".join(f"[[model]]\nsrc = 'm{i}.gguf'\n" for i in range(100))
+    path = _manifest(folder, f"[defaults]\noutput = 'o/{{name}}'\n{models}")
+    gguf2st.convert(folder / "good.gguf", folder / "made")
+    made = (folder / "made/gguf2st.json").read_text()
+    rows = read_manifest(path, _options(), _problem).models
     with StateFile(path) as state:
-        for model in models:
+        for model in rows:
             model.output.mkdir(parents=True)
+            (model.output / "gguf2st.json").write_text(made.replace("good.gguf", f"{model.name}.gguf"))
             state.write(Result(model.name, "done", model.key))
-    rows = _results(path)
-    assert rows["counts"]["done"] == 1000
+    assert len(rows) == _results(path)["counts"]["done"] == 100
+
+
+@pytest.mark.parametrize("status", ["started", "stopped", "done", "converted"])
+@pytest.mark.parametrize(
+    ("by_hand", "same"),
+    [
+        ({"dtype": "float16"}, True),
+        ({"dtype": "float32"}, False),
+        ({}, False),
+        ({"dtype": "float16", "repack": "near"}, False),
+        ({"dtype": "float16", "max_shard_size": 200_000}, False),
+        ({"dtype": "float16", "tokenizer_pre": "llama-bpe"}, False),
+    ],
+)
+def test_a_folder_made_by_hand_counts_if_it_is_the_same(
+    by_hand: dict[str, Any], same: bool, status: str, folder: Path
+) -> None:
+    """A batch was interrupted, and somebody converted the model meanwhile."""
+    path = _manifest(folder, "[[model]]\nsrc = 'good.gguf'\noutput = 'out'\ndtype = 'float16'\n")
+    (model,) = read_manifest(path, _options(), _problem).models
+    with StateFile(path) as state:
+        state.write(Result("good", status, model.key, report={"a": 1} if status == "converted" else {}))
+    gguf2st.convert(folder / "good.gguf", folder / "out", **by_hand)
+    before = {file.name: file.read_bytes() for file in (folder / "out").iterdir()}
+    row = _results(path, code=0 if same else 9)["good"]
+    assert row["status"] == ("done" if same else "failed")
+    if not same:
+        assert row["exit_code"] == 6
+        assert "out exists already" in row["error"]
+    assert {file.name: file.read_bytes() for file in (folder / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("how", ["another file", "written since"])
+def test_a_folder_of_another_source_does_not_count(how: str, folder: Path) -> None:
+    path = _manifest(folder, "[[model]]\nsrc = 'good.gguf'\noutput = 'out'\n")
+    (model,) = read_manifest(path, _options(), _problem).models
+    with StateFile(path) as state:
+        state.write(Result("good", "started", model.key))
+    other = tiny_llama(folder / "other.gguf", seed=5)
+    gguf2st.convert(other if how == "another file" else folder / "good.gguf", folder / "out")
+    if how == "written since":
+        other.replace(folder / "good.gguf")
+        os.utime(folder / "good.gguf", (2**31, 2**31))
+    assert _results(path, code=9)["good"]["exit_code"] == 6
 
 
 def test_a_line_that_a_crash_cut_short_hides_nothing(tmp_path: Path) -> None:

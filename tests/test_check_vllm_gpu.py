@@ -35,6 +35,9 @@ class LLM:
         return [function(types.SimpleNamespace(modules=lambda: [layer, types.SimpleNamespace()]))]
 """
 
+NO_GPU = "import types\ncuda = types.SimpleNamespace(is_available=lambda: False)"
+"""All of torch that the script asks, which is seconds to load."""
+
 
 def checkpoint(folder: Path, says: object, groups: tuple[str, ...] = ()) -> Path:
     folder.mkdir()
@@ -46,6 +49,7 @@ def checkpoint(folder: Path, says: object, groups: tuple[str, ...] = ()) -> Path
 def run(tmp_path: Path, *arguments: object, fake: bool = True) -> "subprocess.CompletedProcess[str]":
     if fake:
         (tmp_path / "vllm.py").write_text(FAKE)
+        (tmp_path / "torch.py").write_text(NO_GPU)
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, check=False,

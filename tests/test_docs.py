@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracle.terminal import completed
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,9 +43,10 @@ def test_console_blocks_print_what_they_say(folder: Path) -> None:
             program, *arguments = shlex.split(command)
             assert program in ("gguf2st", "python"), f"{page.name}: {command}"
             if program == "python":  # a script, named from the repository's root
-                arguments[0] = str(ROOT / arguments[0])
-            whole = [sys.executable, *(["-m", "gguf2st"] if program == "gguf2st" else []), *arguments]
-            run = subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=False)
+                whole = [sys.executable, str(ROOT / arguments[0]), *arguments[1:]]
+                run = subprocess.run(whole, cwd=folder, capture_output=True, text=True, check=False)
+            else:
+                run = completed(*arguments, cwd=folder)
             assert run.returncode == 0, f"{page.name}: {command}: {run.stderr}"
             assert _SECONDS.sub("N s", run.stdout) == _SECONDS.sub("N s", expected), f"{page.name}: {command}"
             seen += 1

@@ -10,6 +10,7 @@ import pytest
 from gguf2st.errors import UsageError
 from gguf2st.hub import local_folder
 from tests.make_gguf import tiny_llama
+from tests.oracle.terminal import completed
 
 CODE = "import sys; from gguf2st.hub import local_folder; print(local_folder(sys.argv[1], ['tokenizer*', '*.jinja']))"
 
@@ -71,11 +72,10 @@ def test_an_absent_repository_offline_or_without_a_server(tmp_path: Path, settin
 def test_convert_takes_a_tokenizer_from_a_cached_repository(tmp_path: Path) -> None:
     """The whole command: the repository's files end up in the checkpoint, byte for byte."""
     source = tiny_llama(tmp_path / "tiny.gguf")
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gguf2st", "convert", source, *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return completed("convert", source, *arguments, environment=environment)
 
     assert run("-o", tmp_path / "first", "--dtype", "float32").returncode == 0
     snapshot = _cached(tmp_path / "home", "org/name")

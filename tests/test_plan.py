@@ -241,18 +241,18 @@ def test_a_plan_of_37000_entries() -> None:
             f"blk.{i}.ffn_up_exps.weight": (experts, ffn, hidden),
             f"blk.{i}.ffn_down_exps.weight": (experts, hidden, ffn),
         }
-    sources = {name: Source(name, "Q4_K", shape, 0, 0, 0) for name, shape in shapes.items()}
+    sources = {name: Source(name, "F32", shape, 0, 0, 4 * math.prod(shape)) for name, shape in shapes.items()}
     metadata: dict[str, Any] = {"general.architecture": "qwen3moe"} | {
         f"qwen3moe.{key}": value for key, value in keys.items()
     }
-    plan = build(Header(("big.gguf",), (0,), 3, "little", metadata, sources))
+    plan = build(Header(("big.gguf",), (1 << 40,), 3, "little", metadata, sources))
     assert plan.all_problems == ()
     assert len(plan.entries) == layers * (9 + 3 * experts) + 2 == 36_944
     laid_out = lay_out(choose(plan, "bfloat16"), 5 * 10**9)
     assert len(folded_equations(laid_out)) == 14
     assert from_json(to_json(laid_out)).entries == laid_out.entries
     gone = {k: v for k, v in sources.items() if "ffn_up_exps" not in k}
-    (line,) = build(Header(("big.gguf",), (0,), 3, "little", metadata, gone)).all_problems
+    (line,) = build(Header(("big.gguf",), (1 << 40,), 3, "little", metadata, gone)).all_problems
     assert line == (
         "HF tensors that nothing fills: model.layers.{0..93}.mlp.experts.{0..127}.up_proj.weight"
         " (the file lacks blk.{0..93}.ffn_up_exps.weight)"

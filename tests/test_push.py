@@ -18,6 +18,7 @@ from gguf2st.hub.push import PushOptions
 from tests.hub_cards import check_card
 from tests.hub_server import READER, STRANGER, WRITER, HubServer
 from tests.make_gguf import tiny_llama
+from tests.oracle.terminal import completed
 
 Run = subprocess.CompletedProcess[str]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -32,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three shards, converted once; tests take copies."""
     folder = tmp_path_factory.mktemp("made")
     command = ["convert", str(_gguf(folder)), "-o", str(folder / "out"), "--max-shard-size", "80KB"]
-    subprocess.run([sys.executable, "-m", "gguf2st", *command], check=True, capture_output=True)
+    completed(*command).check_returncode()
     assert sorted(p.name for p in (folder / "out").glob("*.safetensors")) == SHARDS
     return folder / "out"
 
@@ -51,14 +52,7 @@ def run(hub: HubServer, tmp_path: Path) -> Callable[..., Run]:
     """The command line with the test's Hub; no token may ever be in what it prints."""
 
     def go(*arguments: object, token: str | None = WRITER, code: int = 0, **environment: str) -> Run:
-        done = subprocess.run(
-            [sys.executable, "-m", "gguf2st", *map(str, arguments)],
-            env=os.environ | hub.environment(tmp_path, token) | environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = completed(*arguments, cwd=tmp_path, environment=hub.environment(tmp_path, token) | environment)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         for secret in (WRITER, READER, STRANGER):
@@ -86,11 +80,9 @@ def test_everything_arrives_once_and_a_second_push_sends_nothing(
     with HubServer(
         tmp_path / storage, chunk_nbytes=30_000 if storage == "multipart" else None, xet=storage == "xet"
     ) as hub:
-        environment = os.environ | hub.environment(tmp_path)
-        command = [sys.executable, "-m", "gguf2st", "push", str(checkpoint), "tester/tiny", "--json"]
+        command = ("push", checkpoint, "tester/tiny", "--json")
         first, second = (
-            json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
-            for _ in range(2)
+            json.loads(completed(*command, environment=hub.environment(tmp_path)).stdout) for _ in range(2)
         )
         there = hub.files("tester/tiny")
         card = there.pop("README.md").decode()
@@ -287,7 +279,7 @@ def test_a_damaged_checkpoint_is_not_pushed(hub: HubServer, run: Callable[..., R
     done = run("push", checkpoint, "tester/x", code=5)
     assert SHARDS[1] in done.stderr
     assert not hub.requests
-    assert "is not a folder" in run("push", checkpoint / "nowhere", "tester/x", code=5).stderr
+    assert "is not there" in run("push", checkpoint / "nowhere", "tester/x", code=3).stderr
 
 
 def test_private(hub: HubServer, run: Callable[..., Run], checkpoint: Path) -> None:

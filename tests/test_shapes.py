@@ -1,8 +1,10 @@
 """Shapes of a file that are not the map's: dimensions in another order, and axes of length 1 that ggml drops."""
 
 import dataclasses
+import functools
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import gguf2st
+from gguf2st import mapfile
 from gguf2st.build import build, read_small
 from gguf2st.header import Header, Source, read_header
 from gguf2st.mapfile import maps_folder
@@ -30,6 +33,14 @@ def _prepared(request: pytest.FixtureRequest) -> None:
     prepare(sorted({spec.params["case"] for spec in specs if spec and spec.params.get("case") in CASES}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _maps_read_once() -> Iterator[None]:
+    """A map is asked again and again here about files that differ in a shape; to read it is half of the work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapfile, "load_map", functools.cache(mapfile.load_map))
+        yield
+
+
 def _with_shapes(header: Header, shapes: dict[str, Shape]) -> Header:
     sources: dict[str, Source] = dict(header.sources)
     for name, shape in shapes.items():
@@ -46,7 +57,18 @@ def _others(shape: Shape) -> list[Shape]:
     return sorted(other for other in candidates if not same_shape(other, shape))
 
 
-@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.dtype == "float32"])
+def _structures() -> list[str]:
+    """One case for each set of tensors: those that differ in numbers alone have the same equations."""
+    found: dict[object, str] = {}
+    for name, case in CASES.items():
+        switches = {key for key, x in case.options.items() if x is None or isinstance(x, bool | list | tuple)}
+        if case.dtype == "float32":
+            stated = (case.config or name, case.auto, case.tokenizer, case.flags, str(case.hparams), case.becomes)
+            found.setdefault((*stated, frozenset(switches)), name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", _structures())
 def test_dimensions_in_another_order_are_refused(case: str) -> None:
     """Of each kind of tensor in turn: the bytes are as many, and only the shape tells."""
     header = read_header([oracle_gguf(case)])
@@ -72,10 +94,12 @@ def test_axes_of_length_1_may_be_gone(case: str) -> None:
     header = read_header([oracle_gguf(case)])
     shapes = {name: source.shape for name, source in header.sources.items() if source.shape[:1] == (1,)}
     bare = {name: tuple(itertools.dropwhile(lambda n: n == 1, shape)) or (1,) for name, shape in shapes.items()}
-    before, after = build(header), build(_with_shapes(header, bare))
+    after = build(_with_shapes(header, bare))
     assert after.all_problems == ()
-    assert after.entries == before.entries
-    assert after.config == before.config
+    if bare:
+        before = build(header)
+        assert after.entries == before.entries
+        assert after.config == before.config
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.hub_server import READER, WRITER, HubServer
 from tests.make_gguf import tiny_llama
+from tests.oracle.terminal import completed
 
 Run = subprocess.CompletedProcess[str]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -27,8 +28,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def kept(source: Path, tmp_path: Path) -> dict[str, bytes]:
     """What a conversion without a Hub writes."""
-    command = [sys.executable, "-m", "gguf2st", "convert", str(source), "-o", str(tmp_path / "kept"), *SIZE]
-    subprocess.run(command, check=True, capture_output=True)
+    completed("convert", source, "-o", tmp_path / "kept", *SIZE).check_returncode()
     files = {path.name: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
     assert [name for name in sorted(files) if name.endswith(".safetensors")] == SHARDS
     return files
@@ -199,10 +199,5 @@ shards.ShardFile.close = damaged
 
 def test_options_of_pushing_need_a_push(source: Path) -> None:
     for option in ("--no-keep", "--private", "--create-pr", "--message=x", "--revision=x"):
-        done = subprocess.run(
-            [sys.executable, "-m", "gguf2st", "convert", str(source), option],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = completed("convert", source, option)
         assert (done.returncode, "go with --push REPO" in done.stderr) == (2, True)

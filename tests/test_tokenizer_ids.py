@@ -109,7 +109,7 @@ def llama(case: Case) -> Iterator[LlamaCpp]:
 # --- token ids ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [250, pytest.param(5000, marks=pytest.mark.slow)])
 def test_ids_are_llama_cpps(case: Case, llama: LlamaCpp, n: int) -> None:
     """With and without BOS and EOS, with special tokens in the text parsed and not."""
     texts = case.texts(n)

@@ -26,7 +26,14 @@ from gguf2st.source.selection import split_name
 PUSH_OPTIONS = ("push", "private", "revision", "create-pr", "message")
 """Options about uploading; a model that is kept is uploaded by `gguf2st push` after its conversion."""
 
+PATH_OPTIONS = ("src", "output", "tokenizer-from", "arch-map")
+"""Options in which `~/` is the home folder, as a shell would have it."""
+
+NAMED_OPTIONS = ("output", "push", "revision")
+"""Options in which a misspelled `{name}` would become part of a name."""
+
 MAX_PROBLEMS = 20
+_PLACEHOLDER = re.compile(r"\{\w*\}")
 _NAME = re.compile(r"[\w][\w. +-]{0,199}")
 
 
@@ -140,6 +147,8 @@ def _problems(where: str, table: Mapping[str, Any], known: set[str], options: Ma
                 problems.append(f"{where}: {key} is true or false, not {value!r}")
         elif isinstance(value, bool) or not isinstance(value, str | int | float):
             problems.append(f"{where}: {key} is {value!r}; it must be a text or a number")
+        elif key in NAMED_OPTIONS and (wrong := set(_PLACEHOLDER.findall(str(value))) - {"{name}"}):
+            problems.append(f"{where}: {key} has {min(wrong)}; only {{name}} stands for something")
     if where != "[defaults]" and not (isinstance(table.get("src"), str) and table["src"]):
         problems.append(f"{where}: src is missing: a file, a folder or org/repo:QUANT")
     if "name" in table and not (isinstance(table["name"], str) and _NAME.fullmatch(table["name"])):
@@ -155,10 +164,16 @@ def _model(folder: Path, defaults: Mapping[str, Any], row: Mapping[str, Any]) ->
     name = values.pop("name", None) or _name_of(src)
     values = {k: v.replace("{name}", name) if isinstance(v, str) else v for k, v in values.items()}
     values = {k: v for k, v in values.items() if v is not False}
+    src, values = _expanded("src", src), {k: _expanded(k, v) for k, v in values.items()}
     output = folder / str(values.get("output", name))
     values["output"] = str(output)
     push = {k: values.pop(k) for k in PUSH_OPTIONS if k in values}
     return BatchModel(name, src, output, values, push)
+
+
+def _expanded(key: str, value: Any) -> Any:
+    at_home = key in PATH_OPTIONS and isinstance(value, str) and value.startswith("~/")
+    return os.path.expanduser(value) if at_home else value
 
 
 def _name_of(src: str) -> str:
@@ -174,19 +189,35 @@ def _impossible(where: str, model: BatchModel, check: Callable[[Sequence[str]], 
         return [f"{where}: {', '.join(model.push)} without push"]
     if model.streams and not model.push:
         return [f"{where}: no-keep without push"]
+    if model.push:
+        from gguf2st.hub.push import PushOptions
+
+        try:
+            PushOptions(str(model.push["push"]))
+        except UsageError as err:
+            return [f"{where}: {err.message}; {err.hint}"]
     problem = check(model.convert_arguments)
     return [f"{where}: {problem}"] if problem else []
 
 
 def _taken_twice(models: Sequence[BatchModel]) -> list[str]:
+    """Names and targets of several models, and outputs inside others: each would write over what another wrote."""
     targets = (
         f"{m.push['push']}@{m.push.get('revision', 'main')}"
         for m in models
         if "push" in m.push and "create-pr" not in m.push
     )
+    places = [Path(os.path.realpath(m.output)) for m in models]
+    owners = {place: model.name for model, place in zip(models, places, strict=True)}
+    inside = [
+        f"the output of {model.name!r}, {place}, lies inside that of {owners[outer]!r}"
+        for model, place in zip(models, places, strict=True)
+        for outer in place.parents
+        if outer in owners
+    ]
     counts = (
         ("name", Counter(m.name for m in models), "give each a name of its own"),
-        ("output", Counter(str(m.output) for m in models), "use {name} in it"),
+        ("output", Counter(map(str, places)), "use {name} in it"),
         ("push", Counter(targets), "use {name} in it"),
     )
     return [
@@ -194,7 +225,7 @@ def _taken_twice(models: Sequence[BatchModel]) -> list[str]:
         for what, count, advice in counts
         for value, n in count.items()
         if n > 1
-    ]
+    ] + inside
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
@@ -203,5 +234,5 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _like(word: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(word.replace("_", "-").lower(), sorted(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.replace("_", "-").lower(), sorted(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"

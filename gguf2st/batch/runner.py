@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from gguf2st.batch.finished import is_finished, is_newer_than_source
 from gguf2st.batch.manifest import BatchModel, Manifest
 from gguf2st.batch.state import Result, StateFile
 from gguf2st.errors import OutputError
-from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.output import PARTIAL
 from gguf2st.report import human_bytes
 
@@ -87,7 +87,7 @@ def run_batch(
     queue: deque[BatchModel] = deque()
     for model in manifest.models:
         before = state.results.get(model.name)
-        if before and before.key == model.key and _stays(before, model, retry_failed):
+        if before and before.key == model.key and _stays(before, model, manifest.path.parent, retry_failed):
             yield Event("skipped", model.name, before)
         else:
             queue.append(model)
@@ -110,11 +110,11 @@ def run_batch(
         batch.stop()
 
 
-def _stays(before: Result, model: BatchModel, retry_failed: bool) -> bool:
-    """Whether a model needs no run: done, and its folder is still there; or failed, and nobody wants it retried."""
+def _stays(before: Result, model: BatchModel, folder: Path, retry_failed: bool) -> bool:
+    """Whether a model needs no run: done, and its checkpoint is still there; or failed, and nobody wants it retried."""
     if before.status == "failed":
         return not retry_failed
-    return before.status == "done" and (model.streams or model.output.is_dir())
+    return before.status == "done" and (model.streams or is_finished(model, folder))
 
 
 class _Batch:
@@ -129,7 +129,7 @@ class _Batch:
     def start(self, model: BatchModel) -> None:
         """Begin with a model: by planning it, or where an earlier batch was interrupted."""
         before = self._state.results.get(model.name)
-        if before and _is_converted(before, model):
+        if before and _is_converted(before, model, self._folder):
             task = _Task(model, replace(before, status="converted"))
         else:
             task = _Task(model, Result(model.name, "started", model.key, existed=model.output.exists()))
@@ -169,8 +169,19 @@ class _Batch:
                 process.kill()
                 process.wait()
         for task in self.tasks:
-            self._end(task, "stopped")
+            self._end(task, self._settled(task))
         self.tasks.clear()
+
+    def _settled(self, task: _Task) -> str:
+        """The status of a model whose processes have ended. One that was asked to may have been done just before."""
+        if task.process is None or task.process.returncode or task.phase == "planning":
+            return "stopped"
+        found = _json(task.stdout)
+        if task.phase == "uploading":
+            task.result = replace(task.result, pushed=found)
+            return "done"
+        task.result = replace(task.result, report=found, pushed=found.get("pushed") or {})
+        return "stopped" if task.model.push_arguments else "done"
 
     def _next(self, task: _Task) -> Result | None:
         """Start the next process of a model that has none at work; its result when it has come to its end."""
@@ -243,14 +254,17 @@ class _Batch:
         return result
 
 
-def _is_converted(before: Result, model: BatchModel) -> bool:
+def _is_converted(before: Result, model: BatchModel, folder: Path) -> bool:
     """Whether an earlier batch has finished the conversion, and was interrupted after it or failed to upload it.
 
-    A folder gets its name only when it is complete, so that it is enough to know that the folder is ours.
+    A folder gets its name only when it is complete. Where the batch could not note that, whoever made the folder since
+    must have made the same of the same source.
     """
-    if model.streams or before.key != model.key or not (model.output / PROVENANCE_FILE).is_file():
+    if model.streams or before.key != model.key or not is_finished(model, folder):
         return False
-    return bool(before.report) or (before.status in ("started", "stopped") and not before.existed)
+    if before.report:
+        return True
+    return before.status in ("started", "stopped") and not before.existed and is_newer_than_source(model, folder)
 
 
 def _explain(code: int, found: dict[str, Any], errors: list[str]) -> tuple[str, str, list[str]]:

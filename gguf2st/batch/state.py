@@ -65,7 +65,7 @@ class StateFile:
         try:
             self._file = open(self.path, "a+", encoding="utf-8", errors="replace")
         except OSError as err:
-            raise output_error(err, self.path) from err
+            raise _not_writable(err, self.path) from err
         if not lock_file(self._file):
             self._file.close()
             raise OutputError(f"{self.path}: another batch runs this manifest", hint="wait for it")
@@ -101,4 +101,11 @@ class StateFile:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as err:
-            raise output_error(err, self.path) from err
+            raise _not_writable(err, self.path) from err
+
+
+def _not_writable(err: OSError, path: Path) -> OutputError:
+    return OutputError(
+        output_error(err, path).message,
+        hint="it lies beside the manifest: that folder must be writable, with space left",
+    )

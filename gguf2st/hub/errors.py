@@ -7,6 +7,7 @@ exceptions may hold signed addresses or a token, so that only the server's own m
 import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,10 @@ from gguf2st.errors import Gguf2stError, HubError, OutputError
 
 LOG_IN = "hf auth login, or set HF_TOKEN"
 
+_NO_HUB = (
+    "{endpoint} does not answer as a Hub does",
+    "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
+)
 _BY_CLASS: tuple[tuple[str, str, str], ...] = (
     (
         "GatedRepoError",
@@ -39,11 +44,7 @@ _BY_CLASS: tuple[tuple[str, str, str], ...] = (
         "{repo} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the Hub",
         "unset HF_HUB_OFFLINE, or give a file or folder",
     ),
-    (
-        "FileMetadataError",
-        "{endpoint} does not answer as a Hub does",
-        "check HF_ENDPOINT, and whether a proxy or a login page stands in between",
-    ),
+    ("FileMetadataError", *_NO_HUB),
 )
 """Name of the exception -> message, hint. A class stands before its bases."""
 
@@ -118,9 +119,24 @@ def explain(
         return _cut_off(facts, _network_cause(err)) if uploading else _unreachable(facts, _network_cause(err))
     if isinstance(err, OSError):
         return _disk(err, facts)
+    if isinstance(err, ValueError | LookupError | TypeError | AttributeError | RecursionError) and _is_of_an_answer(
+        err
+    ):
+        return no_hub(facts["endpoint"])
     if type(err).__module__.startswith(("hf_xet", "huggingface_hub")):
         return HubError(f"{repo}: {mask(str(err).strip().splitlines()[0])}" if str(err) else f"{repo}: {type(err)}")
     return None
+
+
+def no_hub(endpoint: str) -> HubError:
+    """The error for an answer that no Hub gives, such as the login page of a network."""
+    return HubError(_NO_HUB[0].format(endpoint=endpoint), hint=_NO_HUB[1])
+
+
+def _is_of_an_answer(err: BaseException) -> bool:
+    """Whether huggingface_hub raised it while it read something: it takes answers to be as a Hub writes them."""
+    frames = traceback.walk_tb(err.__traceback__)
+    return any(str(frame.f_globals.get("__name__")).startswith("huggingface_hub.") for frame, _ in frames)
 
 
 def is_passing(err: BaseException | None) -> bool:
@@ -167,6 +183,8 @@ def _network_cause(err: BaseException) -> str:
         return "the proxy refuses"
     if isinstance(err, httpx.TimeoutException | TimeoutError):
         return "no answer in time"
+    if isinstance(err, httpx.TooManyRedirects):
+        return "its answers lead in a circle"
     if isinstance(err, httpx.ConnectError):
         unknown = "name" in text.lower() or "address" in text.lower()
         return "its name is not known here" if unknown else "no connection"

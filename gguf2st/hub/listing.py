@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf2st.errors import HubError, SourceError
 from gguf2st.hub.download import cache_folder
-from gguf2st.hub.errors import hub_errors, is_passing
+from gguf2st.hub.errors import hub_errors, is_passing, no_hub
 from gguf2st.hub.reference import Reference
 from gguf2st.quoting import shell_line, shell_word
 from gguf2st.source import Model, default_output
@@ -74,7 +74,13 @@ def list_files(reference: Reference) -> Listing:
             raise
         return cached
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return Listing(replace(reference, revision=info.sha or reference.revision), sizes)
+    commit = info.sha or reference.revision
+    names = all(isinstance(name, str) and not {"", ".", ".."} & {*name.split("/")} for name in sizes)
+    if not (names and all(isinstance(n, int) for n in sizes.values()) and isinstance(commit, str)):
+        raise no_hub(constants.ENDPOINT)
+    if info.sha and not _COMMIT.fullmatch(commit):
+        raise no_hub(constants.ENDPOINT)
+    return Listing(replace(reference, revision=commit), sizes)
 
 
 def _list_cached(reference: Reference, unreached: HubError) -> Listing | None:

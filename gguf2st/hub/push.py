@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 
 MAIN = "main"
-_REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_REPO = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}")
+"""What huggingface_hub takes (`validate_repo_id`); anything else would fail after the conversion."""
 # What loaders read: such a file of an earlier upload must not stay beside the new ones.
 _REPLACED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", "chat_template*", "tokenizer*",
              "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "gguf2st.json")  # fmt: skip
@@ -51,7 +53,7 @@ class PushOptions:
     message: str = ""
 
     def __post_init__(self) -> None:
-        if not _REPO.fullmatch(self.repo) or self.repo.endswith(".git"):
+        if not _REPO.fullmatch(self.repo):
             raise UsageError(
                 f"{mask(self.repo)!r} is not the name of a repository to push to",
                 hint="give it as org/name, such as me/my-model",

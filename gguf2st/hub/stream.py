@@ -11,12 +11,11 @@ from pathlib import Path
 
 from gguf2st.errors import VerifyError
 from gguf2st.hub.push import Pushed, PushOptions, Upload
+from gguf2st.output import OUTLINE
 from gguf2st.plan import Output, Plan
 from gguf2st.shards import header_bytes, is_whole, output_error, shard_outputs
 from gguf2st.verification import Verification
 
-OUTLINE = "outline"
-"""Folder, below the one that a conversion works in, of what stays."""
 SMALL_NBYTES = 1 << 16
 """Tensors up to this size stay: the structure of packed weights depends on the values of some."""
 

@@ -120,8 +120,12 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf2st"
 
 
-def require_whole(folder: Path) -> None:
+def require_whole(folder: Path, *, ours: bool = False) -> None:
     """Refuse a checkpoint whose files disagree: vLLM would load many of them in silence.
+
+    Args:
+        folder: the checkpoint.
+        ours: it lies in the cache, and can be made again.
 
     Raises:
         VerifyError: with every problem.
@@ -133,7 +137,9 @@ def require_whole(folder: Path) -> None:
         raise VerifyError(
             f"{folder}: {result.problems[0]}",
             problems=result.problems[1:],
-            hint="vLLM may serve this checkpoint and answer garbage; --no-verify serves it all the same",
+            hint=f"it was damaged in the cache: rm -r {shell_word(folder)}, and the same command converts it again"
+            if ours
+            else "vLLM may serve this checkpoint and answer garbage; --no-verify serves it all the same",
         )
 
 

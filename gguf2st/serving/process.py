@@ -34,6 +34,9 @@ class Server:
         log: where its output is copied to, if anywhere.
         environment: added to ours.
 
+    Attributes:
+        log_error: why the log takes no more, once it does not; vLLM goes on without.
+
     Raises:
         ServeError: the program cannot be started.
     """
@@ -43,6 +46,7 @@ class Server:
     ) -> None:
         self.command = tuple(command)
         self._log = log
+        self.log_error: OSError | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         try:
             self._process = subprocess.Popen(
@@ -154,14 +158,22 @@ class Server:
         assert stream is not None
         rest = b""
         while chunk := os.read(stream.fileno(), 1 << 16):
-            if self._log:
-                self._log.write(chunk)
-                self._log.flush()
+            self._keep(chunk)
             *whole, rest = _BREAK.split(rest + chunk)
             for line in whole:
                 self._put(line)
         self._put(rest)
         stream.close()
+
+    def _keep(self, chunk: bytes) -> None:
+        """Copy output to the log. Whatever happens to that, somebody must go on reading, or vLLM waits for ever."""
+        if self._log is None or self.log_error:
+            return
+        try:
+            self._log.write(chunk)
+            self._log.flush()
+        except OSError as err:
+            self.log_error = err
 
     def _put(self, line: bytes) -> None:
         if line.strip():

@@ -76,7 +76,7 @@ def serve(
         options.src, cache=options.cache, dtype=passed.dtype, progress=progress, download_progress=download_progress
     )
     if options.verify and not converted:
-        launch.require_whole(folder)
+        launch.require_whole(folder, ours=not launch.is_checkpoint(options.src))
     done = "converted to" if converted else "serving"
     yield Event("checkpoint", 0.0, "", f"{done} {folder}", {"folder": str(folder), "converted": converted})
     plan = launch.plan_launch(

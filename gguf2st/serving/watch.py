@@ -105,6 +105,8 @@ class _Engine:
         self.launch = launch
         self.clock = clock
         self.server = Server(launch.command, log=log)
+        self.log_name = str(getattr(log, "name", "the log")) if log else ""
+        self.log_failed = False
         self.phases = PhaseReader()
         self.causes = CauseReader()
         self.was_ready = False
@@ -128,6 +130,9 @@ class _Engine:
                     self.phase_started = self.clock()
                     warn_at, cpu = self.phases.phase.normal_s, self.server.cpu_seconds()
                     yield self._phase_event()
+            if self.server.log_error and not self.log_failed:
+                self.log_failed = True
+                yield self.event("log", f"the log takes no more, vLLM goes on: {self.server.log_error.strerror}")
             now = self.clock()
             if self.server.exit_code is not None:
                 break
@@ -155,6 +160,10 @@ class _Engine:
         self.cause = self.causes.cause(self.exit_code)
         yield self._died_event()
 
+    def _log_hint(self) -> str:
+        whole = self.log_name and not self.log_failed
+        return f"{self.log_name} has its whole output" if whole else "--log FILE keeps its whole output"
+
     def failure(self) -> ServeError:
         """What to raise about the death."""
         when = "died while serving" if self.was_ready else f"did not start ({self.phases.phase.label})"
@@ -163,14 +172,14 @@ class _Engine:
             return ServeError(
                 f"vLLM {when}{code}, and no line of its output says why",
                 problems=self.causes.tail(),
-                hint="--log FILE keeps its whole output",
+                hint=self._log_hint(),
             )
         where = f" [{self.cause.process}]" if self.cause.process else ""
         problems = [f"it means: {self.cause.meaning}"] if self.cause.meaning else list(self.cause.log)
         return ServeError(
             f"vLLM {when}{code}: {self.cause.message}{where}",
             problems=problems,
-            hint=self.cause.action.replace("DIR", str(self.launch.folder)) or "--log FILE keeps its whole output",
+            hint=self.cause.action.replace("DIR", str(self.launch.folder)) or self._log_hint(),
         )
 
     def _health(self) -> int:

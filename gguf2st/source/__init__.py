@@ -127,7 +127,9 @@ def _elsewhere(text: str) -> Model:
         return ollama.find_model(text)
     hint = ""
     parts = text.split("/")
-    if len(parts) > 2 and text.lower().endswith(".gguf") and re.fullmatch(r"[\w.-]+(/[\w. -]+)+", text):
+    if {".", ".."} & {*parts}:  # no name of anything on the Hub
+        hint = ""
+    elif len(parts) > 2 and text.lower().endswith(".gguf") and re.fullmatch(r"[\w.-]+(/[\w. -]+)+", text):
         hint = f"for a file on the Hub: hf://{text}"
     elif len(parts) == 2 and not text.lower().endswith(".gguf") and re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         hint = f"for the repository on the Hub: hf://{text}"
@@ -140,6 +142,7 @@ def _elsewhere(text: str) -> Model:
 def _other_scheme(text: str, scheme: str) -> SourceError:
     from gguf2st.hub.errors import mask
 
+    text = re.sub("//[^/]*@", "//...@", text)  # a name and a password
     if scheme == "file":
         return SourceError(f"{mask(text)}: an address, not a path", hint=f"write {text[7:] or 'the path'} instead")
     if scheme in ("http", "https"):

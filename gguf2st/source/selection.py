@@ -18,7 +18,7 @@ MAX_LISTED = 40
 
 # llama.cpp's llama_split_path: "%s-%05d-of-%05d.gguf", counted from 1.
 _SHARD = re.compile(
-    r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL | re.IGNORECASE
+    r"(?P<prefix>.*)-(?P<number>\d{5})(?P<of>-of-)(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL | re.IGNORECASE
 )
 # Files cut by `split` because hosts had size limits: none but the first is a GGUF.
 CUT = re.compile(r"(?P<whole>.*\.gguf)[.-](?:split-\w+|part-?\w+)", re.DOTALL | re.IGNORECASE)
@@ -81,7 +81,7 @@ def shard_names(name: str) -> tuple[str, ...]:
     shard, match = split_name(name), _SHARD.fullmatch(name)
     if not shard or not match:
         return (name,)
-    return tuple(f"{shard[0]}-{n:05}-of-{shard[1]:05}{match['suffix']}" for n in range(1, shard[1] + 1))
+    return tuple(f"{shard[0]}-{n:05}{match['of']}{shard[1]:05}{match['suffix']}" for n in range(1, shard[1] + 1))
 
 
 def is_companion(name: str) -> bool:

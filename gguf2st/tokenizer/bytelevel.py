@@ -56,7 +56,7 @@ def pre_tokenizer(row: PreTokenizer) -> Json:
 
 
 def read_merges(metadata: Metadata) -> list[Pair]:
-    """`tokenizer.ggml.merges` as pairs, in rank order; each line is "left right".
+    """`tokenizer.ggml.merges` as pairs, in rank order, each once; each line is "left right".
 
     Raises TokenizerError when there are none or a line is not two tokens.
     """
@@ -69,4 +69,5 @@ def read_merges(metadata: Metadata) -> list[Pair]:
     if any(len(merge) != 2 for merge in merges):
         i = next(i for i, merge in enumerate(merges) if len(merge) != 2)
         raise TokenizerError(f"{PREFIX}merges[{i}] is {brief(lines[i])}, not two tokens with a space between")
-    return merges
+    # Of a merge that is there twice, llama.cpp keeps the first rank (`emplace`), `tokenizers` would keep the last.
+    return list(dict.fromkeys(merges))

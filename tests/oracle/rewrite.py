@@ -1,5 +1,7 @@
 """GGUF files that the converter of today does not write: those it does write, changed."""
 
+import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,17 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 def rewritten(case: str, target: Path, edit: Callable[[Metadata, Tensors], None]) -> Path:
     """The GGUF of `case` once `edit(metadata, tensors)` has changed it; shapes in torch order."""
-    reader: Any = gguf.GGUFReader(oracle_gguf(case))
-    metadata = _metadata(reader)
-    tensors = {t.name: np.array(t.data).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
+    arch, metadata, tensors = copy.deepcopy(_read(case))
     edit(metadata, tensors)
-    return write_gguf(target, metadata, tensors, reader.fields["general.architecture"].contents())
+    return write_gguf(target, metadata, tensors, arch)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(case: str) -> tuple[str, Metadata, Tensors]:
+    """Architecture, metadata and tensors of a case: gguf-py takes longer to read them than all else that tests do."""
+    reader: Any = gguf.GGUFReader(oracle_gguf(case))
+    tensors = {t.name: np.array(t.data).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
+    return reader.fields["general.architecture"].contents(), _metadata(reader), tensors
 
 
 def requantized(source: Path, target: Path, choose: Callable[[str], str]) -> Path:

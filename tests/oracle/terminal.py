@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tests.oracle import forked
 
 GGUF2ST = (sys.executable, "-m", "gguf2st")
 _SLOW = """
@@ -58,10 +61,40 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> Done:
     """Run with pipes, until it ends."""
-    command = [*program, *map(str, arguments)]
+    words = [*map(str, arguments)]
     env = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, check=False, timeout=120)
-    return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    if program is GGUF2ST and (done := _run_forked(words, cwd, env)):
+        return done
+    ended = subprocess.run([*program, *words], capture_output=True, cwd=cwd, env=env, check=False, timeout=120)
+    return Done(ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace"))
+
+
+def _run_forked(arguments: list[str], cwd: Path | None, environment: Mapping[str, str]) -> Done | None:
+    out, err = os.pipe(), os.pipe()
+    fork = forked.start(arguments, (0, out[1], err[1]), cwd, environment)
+    os.close(out[1])
+    os.close(err[1])
+    said = {out[0]: b"", err[0]: b""}
+    left = [*said] if fork else []
+    while left:
+        ready, _, _ = select.select(left, [], [], 120)
+        if fork and not ready:
+            os.kill(fork.pid, signal.SIGKILL)
+            raise TimeoutError(f"gguf2st {arguments} says nothing")
+        for end in ready:
+            chunk = os.read(end, 65536)
+            said[end] += chunk
+            if not chunk:
+                left.remove(end)
+    for end in said:
+        os.close(end)
+    return Done(fork.server.wait(), *(text.decode(errors="replace") for text in said.values())) if fork else None
+
+
+def completed(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """`run`, with its end as subprocess tells it."""
+    done = run(*arguments, **options)
+    return subprocess.CompletedProcess([*GGUF2ST, *map(str, arguments)], done.code, done.out, done.err)
 
 
 def interrupted(*arguments: object, once: Path, sent: signal.Signals = signal.SIGINT) -> Done:
@@ -83,8 +116,12 @@ def on_terminal(*arguments: object, program: Sequence[str] = GGUF2ST) -> Done:
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
         env.pop(name, None)
-    process = subprocess.Popen(
-        [*program, *map(str, arguments)], stdin=follower, stdout=follower, stderr=follower, env=env, close_fds=True
+    words, streams = [*map(str, arguments)], (follower, follower, follower)
+    fork = forked.start(words, streams, None, env) if program is GGUF2ST else None
+    process = (
+        None
+        if fork
+        else subprocess.Popen([*program, *words], stdin=follower, stdout=follower, stderr=follower, env=env)
     )
     os.close(follower)
     received = b""
@@ -99,4 +136,4 @@ def on_terminal(*arguments: object, program: Sequence[str] = GGUF2ST) -> Done:
         received += chunk
     with contextlib.suppress(OSError):
         os.close(leader)
-    return Done(process.wait(timeout=60), received.decode(), "")
+    return Done(fork.server.wait() if fork else process.wait(timeout=60), received.decode(), "")

@@ -4,6 +4,7 @@
 .cache/oracle by the digest of all they depend on; `prepare` makes many at once for one start of the converter.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers as transformers_module
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 
 from tests.oracle.cases import BASE, CASES, Case
@@ -37,6 +38,8 @@ SPECIAL_IDS: Mapping[str, Mapping[str, int | list[int]]] = {
     "wpm": {"pad_token_id": 0},
     "unigram": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
 }
+AT_ONCE = 90
+"""Cases for one start of the converter, which takes as long as 20 of them: so few that several processes have some."""
 FLOAT32 = (
     *("e_score_correction_bias", "expert_bias", "router_bias"),
     *("_hc.fn", "_hc.base", "_hc.scale", "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale"),
@@ -59,28 +62,49 @@ def prepare(cases: Iterable[str]) -> dict[str, str]:
 
     Returns: case -> traceback, for the cases that could not be made.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with FileLock(CACHE / "lock"):
-        missing = [case for case in cases if not _home(case).exists()]
-        if not missing:
-            return {}
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            jobs = []
-            for case in missing:
-                home = Path(scratch) / case
-                write_checkpoint(CASES[case], home / case)
-                jobs.append(
-                    {
-                        "source": str(_published(CASES[case], home / case)),
-                        "target": str(home / f"{case}.gguf"),
-                        "flags": CASES[case].flags,
-                        "hparams": CASES[case].hparams,
-                    }
-                )
-            failures = _run_converter(jobs)
-            for case in missing:
-                if case not in failures:
-                    (Path(scratch) / case).rename(_home(case))
+    failures: dict[str, str] = {}
+    left = list(cases)
+    while left := [case for case in left if case not in failures and not _home(case).exists()]:
+        with contextlib.ExitStack() as locks:
+            if mine := [case for case in _ours(left, locks) if not _home(case).exists()]:
+                failures |= _make(mine)
+    return failures
+
+
+def _ours(cases: Sequence[str], locks: contextlib.ExitStack) -> list[str]:
+    """Some of the cases, locked: those that no other process is making, or the first once another is done with it."""
+    (CACHE / "locks").mkdir(parents=True, exist_ok=True)
+    ours: list[str] = []
+    for case in cases:
+        with contextlib.suppress(Timeout):
+            locks.enter_context(FileLock(CACHE / "locks" / case, blocking=False))
+            ours.append(case)
+            if len(ours) == AT_ONCE:
+                return ours
+    if not ours:
+        locks.enter_context(FileLock(CACHE / "locks" / cases[0]))
+        ours.append(cases[0])
+    return ours
+
+
+def _make(cases: Sequence[str]) -> dict[str, str]:
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        jobs = []
+        for case in cases:
+            home = Path(scratch) / case
+            write_checkpoint(CASES[case], home / case)
+            jobs.append(
+                {
+                    "source": str(_published(CASES[case], home / case)),
+                    "target": str(home / f"{case}.gguf"),
+                    "flags": CASES[case].flags,
+                    "hparams": CASES[case].hparams,
+                }
+            )
+        failures = run_converter(jobs)
+        for case in cases:
+            if case not in failures:
+                (Path(scratch) / case).rename(_home(case))
     return failures
 
 
@@ -168,7 +192,8 @@ def _folder(case: str) -> Path:
     return _home(case)
 
 
-def _run_converter(jobs: list[dict[str, Any]]) -> dict[str, str]:
+def run_converter(jobs: list[dict[str, Any]]) -> dict[str, str]:
+    """Jobs of tests/oracle/converter.py, all in one process -> traceback of each case that failed."""
     # A process of its own: the converter needs the gguf package of its source tree, the tests the published one.
     command = [sys.executable, "-m", "tests.oracle.converter"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,36 @@
+"""Vocabularies that are odd but whole: their ids are llama.cpp's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from gguf2st.header import read_header
+from gguf2st.tokenizer import build_tokenizer
+from tests.make_gguf import gpt2_tokenizer, write_gguf
+from tests.oracle.llamacpp import LlamaCpp
+
+MERGES = "tokenizer.ggml.merges"
+
+
+def _repeated(merges: list[str]) -> list[str]:
+    return [*merges, *merges[:3]]
+
+
+def _all_twice(merges: list[str]) -> list[str]:
+    return [*merges, *reversed(merges)]
+
+
+@pytest.mark.parametrize("change", [_repeated, _all_twice])
+def test_a_merge_that_is_there_twice(change: Any, tmp_path: Path) -> None:
+    """Its first rank counts: `tokenizers` would take the last, and cut words in other places."""
+    keys, _ = gpt2_tokenizer()
+    keys[MERGES] = change(keys[MERGES])
+    path = write_gguf(tmp_path / "vocab.gguf", {"llama.context_length": 64, **keys}, {})
+    ours = Tokenizer.from_str(build_tokenizer(read_header([path]).metadata).files["tokenizer.json"].decode())
+    with LlamaCpp(path, vocab_only=True) as theirs:
+        for text in ("hello the world and", "capital of France is the 12", "thing hell ab abc theand"):
+            ids = theirs.tokenize(text, add_special=False)
+            assert ours.encode(text, add_special_tokens=False).ids == ids
+            assert len(ids) < len(text) / 2  # words were built
