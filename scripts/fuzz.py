@@ -125,7 +125,9 @@ def child(name: str, first: int, stop: int, seed: int, folder: Path) -> tuple[di
     note.write_bytes(NEVER.to_bytes(8, "little"))
     command = [sys.executable, __file__, "--seed", str(seed), "--child", name, str(first), str(stop), str(folder)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=WALL_LIMIT_S, check=False)
+        # What a child that dies leaves of its temporary files goes with `folder`.
+        environment = os.environ | {"TMPDIR": str(folder)}
+        done = subprocess.run(command, capture_output=True, timeout=WALL_LIMIT_S, check=False, env=environment)
         how = f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]!r}"
         code, out = done.returncode, done.stdout
     except subprocess.TimeoutExpired:

@@ -21,7 +21,6 @@ from gguf2st.errors import (
     SourceError,
     TokenizerError,
     UsageError,
-    VerifyError,
 )
 from gguf2st.report import Report, human_bytes, human_count
 from tests.make_gguf import tiny_gemma3, tiny_llama
@@ -153,7 +152,7 @@ def test_every_error_is_a_gguf2st_error(source: Path, tmp_path: Path) -> None:
         gguf2st.convert(tmp_path / "gone")
     with pytest.raises(OutputError):
         gguf2st.convert(source, source)
-    with pytest.raises(VerifyError):
+    with pytest.raises(SourceError):
         gguf2st.verify(tmp_path / "gone")
 
 

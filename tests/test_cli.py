@@ -124,7 +124,7 @@ def test_an_unknown_architecture_is_4(command: str, tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_5(checkpoint: Path, source: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert_error(run("verify", tmp_path), 5, "config.json says nothing", "hint: ")
-    assert_error(run("verify", tmp_path / "gone"), 5, "not a folder", "hint: ")
+    assert_error(run("verify", tmp_path / "gone"), 3, "is not there", "hint: ")
     done = run("verify", tmp_path, "--json")
     assert done.code == 5
     assert json.loads(done.out)["ok"] is False

@@ -98,7 +98,8 @@ def push_folder(folder: Path, options: PushOptions, *, quiet: bool = True) -> Pu
         quiet: show no progress of the upload.
 
     Raises:
-        VerifyError: the folder is damaged; nothing is uploaded.
+        SourceError: the folder is not there.
+        VerifyError: it is damaged; nothing is uploaded.
         HubError: no access, the Hub cannot be reached, or holds something else than what was sent.
     """
     verification = verify_folder(folder)

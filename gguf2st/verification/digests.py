@@ -24,8 +24,8 @@ def compare_digests(ckpt: Checkpoint) -> tuple[int, list[str]]:
         return 0, []
     n_problems = len(ckpt.problems)
     recorded: Any = read_json(file, ckpt.problems).get("digests")
-    if len(ckpt.problems) == n_problems and not (isinstance(recorded, dict) and recorded):
-        ckpt.problems.append(f"{PROVENANCE_FILE} has no digests, which gguf2st writes into it")
+    if len(ckpt.problems) == n_problems and not (isinstance(recorded, dict) and "config.json" in recorded):
+        ckpt.problems.append(f"{PROVENANCE_FILE} has not the digests that gguf2st writes into it")
     for name, digest in recorded.items() if isinstance(recorded, dict) else ():
         place = PurePosixPath(name)
         if place.is_absolute() or ".." in place.parts:

@@ -83,12 +83,13 @@ def _changing(expected: Mapping[str, Any], further: Mapping[str, Any], without: 
     """
     together = None if without is None else _build({**expected, **further})
     found: dict[str, str] = {}
+    stated = {**expected, **further}
     for key, value in further.items():
         if without and without.takes(key, value) and (together is None or together.takes(key, value)):
             continue
         nested = key == "auto_map" or (isinstance(value, dict) and key.endswith(("_config", "_configs")))
         read_by_words = (without is None or key not in without.declared) and _COMPUTES.search(key)
-        unread = (switch := _ONLY_WITH.get(key)) in further and not further[str(switch)]
+        unread = (switch := _ONLY_WITH.get(key)) in stated and not stated[str(switch)]
         named = _TOKEN.fullmatch(key) or _LENGTH.fullmatch(key)
         says = value not in _NOTHING or key == "is_causal"
         if says and (nested or (read_by_words and not named and not unread)):

@@ -297,5 +297,5 @@ def _judge_difference(
     if lossy:
         return with_note(f"{note}; not judged, for the weights themselves have changed ({lossy})", (), mean)
     if not mean <= tolerance.limit:
-        return with_note(note, (f"{note}; allowed are {tolerance.limit} ({tolerance.why})",), mean)
-    return with_note(f"{note} (allowed: {tolerance.limit}; {tolerance.why})", (), mean)
+        return with_note(note, (f"{note}; allowed are {tolerance.limit} on average ({tolerance.why})",), mean)
+    return with_note(f"{note} (allowed on average: {tolerance.limit}; {tolerance.why})", (), mean)

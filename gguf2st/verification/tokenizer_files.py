@@ -53,7 +53,7 @@ def compare_tokenizer(ckpt: Checkpoint, plan: Plan) -> list[str]:
     by_class = not own and config.get("tokenizer_class", _NO_CLASS[0]) not in _NO_CLASS
     notes = list(_compare_json(ckpt, rebuilt, own=own, adding=not by_class))
     if own:
-        _compare_keys(ckpt, rebuilt, config)
+        notes += _compare_keys(ckpt, rebuilt, config)
     else:
         _compare_roles(ckpt, rebuilt, config)
     _compare_added(ckpt, config)
@@ -98,14 +98,20 @@ def _compare_json(ckpt: Checkpoint, rebuilt: TokenizerFiles, *, own: bool, addin
         yield f"tokenizer.json differs from the source's in {', '.join(parts)}; every text that was tried has its ids"
 
 
-def _compare_keys(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any]) -> None:
-    """The configuration key by key, as gguf2st wrote it; templates are compared by themselves."""
+def _compare_keys(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any]) -> Iterator[str]:
+    """The configuration key by key, as gguf2st wrote it; templates are compared by themselves.
+
+    How long a text may be changes no ids: another length gives a note.
+    """
     wanted: dict[str, Any] = json.loads(rebuilt.files[CONFIG_FILE])
     keys = dict.fromkeys((*wanted, *stated)) if stated else {}
-    for key in keys.keys() - {"chat_template"}:
+    for key in (k for k in keys if k != "chat_template"):
         value, said = wanted.get(key), stated.get(key)
-        if said != value:
-            ckpt.problems.append(f"{CONFIG_FILE} says {key} = {brief(said)}, the source {brief(value)}")
+        line = f"{CONFIG_FILE} says {key} = {brief(said)}, the source {brief(value)}"
+        if said != value and key == "model_max_length":
+            yield line
+        elif said != value:
+            ckpt.problems.append(line)
 
 
 def _compare_roles(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any]) -> None:

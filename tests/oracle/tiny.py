@@ -215,13 +215,11 @@ def _corpus() -> list[str]:
 
 @functools.cache
 def _tokenizer_files(kind: str) -> Mapping[str, bytes]:
-    folder = Path(tempfile.mkdtemp())
     byte_level = {"bpe": _write_bpe, "glm": _write_glm}
     others = {"spm": _write_spm, "gemma4": _write_gemma4, "wpm": _write_wpm, "unigram": _write_unigram}
-    {**byte_level, **others}[kind](folder)
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    shutil.rmtree(folder)
-    return files
+    with tempfile.TemporaryDirectory() as folder:
+        {**byte_level, **others}[kind](Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def _write_bpe(folder: Path, special: Sequence[str] = ("<s>", "</s>", "<pad>", "<unk>")) -> None:

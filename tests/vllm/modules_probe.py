@@ -11,6 +11,7 @@ Weights are made, but never read.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 RECORDS: list[dict[str, Any]] = []
+SCRATCH = tempfile.TemporaryDirectory()
+NUMBERS = itertools.count()
+"""Of the models, whose folders must be different: vLLM remembers them by name."""
 
 
 def watch() -> None:
@@ -125,10 +129,11 @@ def build(config: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     if kind not in CONFIG_MAPPING:  # code of the repository, which is not here
         defaults = {"model_type": kind, "embedding_dropout": 0.0, "num_hidden_layers": 2}
         AutoConfig.register(kind, type(f"Config_{kind}".replace("-", "_"), (PretrainedConfig,), defaults))
-    folder = tempfile.mkdtemp()
-    (Path(folder) / "config.json").write_text(json.dumps(config))
+    folder = Path(SCRATCH.name) / f"model-{next(NUMBERS)}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
     arguments = EngineArgs(
-        model=folder,
+        model=str(folder),
         skip_tokenizer_init=True,
         enforce_eager=True,
         load_format="dummy",
@@ -138,7 +143,7 @@ def build(config: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     vllm_config = arguments.create_engine_config()
     with set_current_vllm_config(vllm_config):
         if not torch.distributed.is_initialized():
-            init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, backend="gloo")
+            init_distributed_environment(1, 0, f"file://{SCRATCH.name}/store", 0, backend="gloo")
         destroy_model_parallel()
         initialize_model_parallel(1, 1)  # anew: groups for experts are made for models that have some
     RECORDS.clear()

@@ -3,29 +3,28 @@
 Plans alone, of tiny models whose matrices are declared quantized: nothing is packed, and vLLM makes no forward pass.
 """
 
-import dataclasses
 import json
 import os
 import re
 import subprocess
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gguf2st import api
-from gguf2st.header import Header, Source, read_header
+from gguf2st.header import read_header
 from gguf2st.plan import DENSE, Plan
-from gguf2st.quants.layout import TYPES
 from gguf2st.serving.preflight import who_serves
 from gguf2st.small_files import configurations
 from gguf2st.verification.fused import fused_in
 from gguf2st.vllm_modules import layerless
 from tests.oracle.cases import CASES
 from tests.oracle.tiny import oracle_gguf, prepare
+from tests.test_choice import declared
 from tests.vllm.conftest import ENVIRONMENT, HERE
 
 pytestmark = pytest.mark.slow  # `make test-vllm-modules`
@@ -54,18 +53,6 @@ def uniform(name: str) -> str:
 def mixed(name: str) -> str:
     """Types that may be packed together, that may not, and none, at random but the same on each machine."""
     return ("Q4_0", "Q4_0", "Q4_0", "Q8_0", "Q4_1", "Q4_0", "F32", "Q5_1")[zlib.crc32(name.encode()) % 8]
-
-
-def declared(header: Header, qtype: Callable[[str], str]) -> Header:
-    """The header with other types for all matrices that divide into their blocks."""
-
-    def of(source: Source) -> Source:
-        kind = TYPES[qtype(source.name)]
-        if len(source.shape) < 2 or source.shape[-1] % kind.block or not source.name.endswith(".weight"):
-            return source
-        return dataclasses.replace(source, qtype=kind.name, nbytes=source.n_elements // kind.block * kind.nbytes)
-
-    return dataclasses.replace(header, sources={name: of(source) for name, source in header.sources.items()})
 
 
 @pytest.fixture(scope="session")
