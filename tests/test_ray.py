@@ -93,6 +93,8 @@ class Two:
 def cluster() -> Iterator[Two]:
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets lie in it, whose names may not be long
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        (folder / "ray").mkdir()  # where a second node writes the address, which nobody makes for it
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # it kills workers when others use up the memory
         two = Two(folder)
