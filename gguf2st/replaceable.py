@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PROVENANCE = "gguf2st.json"
-_INDEX = "model.safetensors.index.json"
+from gguf2st.config.pooling import MODULES_FILE, POOLING_FILE
+from gguf2st.hub.provenance import PROVENANCE_FILE
+from gguf2st.shards import INDEX_FILE
+from gguf2st.tokenizer.copied import TOKENIZER_FILES
+from gguf2st.tokenizer.templates import TEMPLATE_DIR
+
 _SHARD = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
 _HUB_CACHE = ".cache/huggingface"
 """Where `hf download --local-dir` keeps, for each file that it fetched, `download/FILE.metadata`."""
@@ -19,35 +23,22 @@ _FROM_HUB = ("README.md", ".gitattributes")
 """Texts that people write too: they are the Hub's where its metadata says so."""
 _KNOWN = frozenset(
     {
-        _PROVENANCE,
-        _INDEX,
+        PROVENANCE_FILE,
+        INDEX_FILE,
         "config.json",
         "generation_config.json",
-        # transformers' tokenizers, image and audio processors (save_pretrained)
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "tekken.json",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
+        *TOKENIZER_FILES,
+        # transformers' image and audio processors (save_pretrained)
         "preprocessor_config.json",
         "processor_config.json",
         "video_preprocessor_config.json",
         # sentence-transformers
-        "modules.json",
+        MODULES_FILE,
         "sentence_bert_config.json",
         "config_sentence_transformers.json",
-        "1_Pooling/config.json",
+        POOLING_FILE,
     }
 )
-_TEMPLATES = "additional_chat_templates"
 
 
 def foreign_in(folder: Path) -> list[str]:
@@ -60,7 +51,7 @@ def foreign_in(folder: Path) -> list[str]:
         OSError: it cannot be read.
     """
     listed = _listed(folder)
-    ours = (_KNOWN if listed is None else listed | {_PROVENANCE}) | _shards(folder)
+    ours = (_KNOWN if listed is None else listed | {PROVENANCE_FILE}) | _shards(folder)
     by_hub = {name for name in _FROM_HUB if (folder / _HUB_CACHE / "download" / f"{name}.metadata").is_file()}
     return sorted(_foreign(folder, folder, ours | by_hub, named=listed is None))
 
@@ -77,7 +68,7 @@ def _foreign(root: Path, folder: Path, ours: frozenset[str], *, named: bool) -> 
         if path.is_dir() and not path.is_symlink():
             if name == _HUB_CACHE:
                 continue
-            homes = {*ours, _HUB_CACHE, *([f"{_TEMPLATES}/x.jinja"] if named else [])}
+            homes = {*ours, _HUB_CACHE, *([f"{TEMPLATE_DIR}/x.jinja"] if named else [])}
             if any(home.startswith(f"{name}/") for home in homes):
                 yield from _foreign(root, path, ours, named=named)
             else:
@@ -88,18 +79,18 @@ def _foreign(root: Path, folder: Path, ours: frozenset[str], *, named: bool) -> 
 
 def _is_template(name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return folder == _TEMPLATES and file.endswith(".jinja")
+    return folder == TEMPLATE_DIR and file.endswith(".jinja")
 
 
 def _listed(folder: Path) -> frozenset[str] | None:
     """The small files that gguf2st.json lists; None without one that can be read."""
-    digests = _read(folder / _PROVENANCE, "digests")
+    digests = _read(folder / PROVENANCE_FILE, "digests")
     return frozenset(digests) if digests else None
 
 
 def _shards(folder: Path) -> frozenset[str]:
     """The shards that the index names; without one there is a single file."""
-    names = {str(name) for name in _read(folder / _INDEX, "weight_map").values()}
+    names = {str(name) for name in _read(folder / INDEX_FILE, "weight_map").values()}
     shards = {name for name in names if name.endswith(".safetensors") and name == Path(name).name}
     return frozenset(shards or {"model.safetensors"})
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gguf2st.config.functions import FileScope, function
+from gguf2st.config.latent import ungrouped_experts
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -62,12 +63,7 @@ def deepseek4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         "num_key_value_heads": 1,
         "scoring_func": "sqrtsoftplus",
         "topk_method": "noaux_tc",
-        "moe_intermediate_size": scope.get("expert_feed_forward_length"),
-        "n_routed_experts": scope.get("expert_count"),
-        "n_shared_experts": scope.get("expert_shared_count"),
-        "num_experts_per_tok": scope.get("expert_used_count"),
-        "norm_topk_prob": scope.get("expert_weights_norm") or False,
-        "routed_scaling_factor": scope.get("expert_weights_scale") or 1.0,
+        **ungrouped_experts(scope),
         "compress_ratios": ratios,
         "compress_rope_theta": theta_of(scope, "attention.compress_rope_freq_base"),
         "rope_theta": theta_of(scope, "rope.freq_base"),

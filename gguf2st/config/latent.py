@@ -184,6 +184,11 @@ def ling_experts(scope: FileScope) -> dict[str, Any]:
 )
 def deepseek_experts(scope: FileScope) -> dict[str, Any]:
     """How many experts of which width, how they are chosen and weighted, in the words of DeepSeek's configurations."""
+    return ungrouped_experts(scope) | expert_groups(scope)
+
+
+def ungrouped_experts(scope: FileScope) -> dict[str, Any]:
+    """`deepseek_experts` of models whose experts form no groups."""
     return {
         "moe_intermediate_size": scope.get("expert_feed_forward_length"),
         "n_routed_experts": scope.get("expert_count"),
@@ -191,7 +196,6 @@ def deepseek_experts(scope: FileScope) -> dict[str, Any]:
         "num_experts_per_tok": scope.get("expert_used_count"),
         "norm_topk_prob": scope.get("expert_weights_norm") or False,
         "routed_scaling_factor": scope.get("expert_weights_scale") or 1.0,
-        **expert_groups(scope),
     }
 
 

@@ -10,7 +10,7 @@ tokens more than their type. Four of its rules are left out on purpose:
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from gguf2st.errors import TokenizerError
 from gguf2st.keys import brief
@@ -184,9 +184,6 @@ class SpecialTokens:
         """Tokens that end a text: EOS, EOT, EOM, then those known by their spelling; each once."""
         named = (i for i in (self.eos, self.eot, self.eom) if i is not None)
         return tuple(i for i in dict.fromkeys((*named, *self.ends_by_text)) if i not in self.not_ends)
-
-
-ROLES = tuple(field.name for field in fields(SpecialTokens) if field.name in ROLE_KEYS)
 
 
 @dataclass(frozen=True)
