@@ -56,8 +56,8 @@ $(VLLM): scripts/vllm_env.sh
 test-vllm: models $(VLLM) ## Serve converted models with a real vLLM and compare with transformers
 	$(BIN)/python -m pytest tests/vllm
 
-test-vllm-modules: models $(VLLM) ## Ask vLLM's classes for the scheme of every packed module, about 4 minutes
-	$(BIN)/python -m pytest tests/vllm/test_modules.py -m slow
+test-vllm-modules: models $(VLLM) ## Let vLLM's classes load every model, and name each packed module's scheme, about 4 minutes
+	$(BIN)/python -m pytest tests/vllm/test_modules.py tests/vllm/test_loading.py -m slow
 
 lint: $(STAMP) ## Check style, types and generated docs
 	$(BIN)/ruff check .

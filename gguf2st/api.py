@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,7 +30,7 @@ from gguf2st.hub.push import Pushed, PushOptions, push_folder, require_access
 from gguf2st.hub.stream import ShardStream
 from gguf2st.limits import require_address_space
 from gguf2st.output import PARTIAL, OutputFolder
-from gguf2st.plan import to_json
+from gguf2st.plan_json import to_json
 from gguf2st.planning import DEFAULT_SHARD_NBYTES, make_plan, open_gguf
 from gguf2st.problems import problem_lines, problems
 from gguf2st.report import Report
@@ -43,6 +43,7 @@ from gguf2st.source import Model, locate
 from gguf2st.unchanged import identity as identity_of
 from gguf2st.unchanged import require_unchanged
 from gguf2st.verification import Verification, checkpoint_dtype, verify_folder
+from gguf2st.verification.checkpoint import EDITABLE
 
 __all__ = [
     "DEFAULT_SHARD_NBYTES",
@@ -151,7 +152,7 @@ def convert(
     from gguf2st.execute.threads import run_ahead
 
     plan, model, folder = conversion.plan, conversion.model, conversion.folder
-    decode, threads, device_notes = decoder_for(plan, device, threads)
+    decode, threads, device_notes = decoder_for(device, threads)
     sizes = [s.nbytes for s in plan.shards]
     total = 2 * sum(sizes) if stream_to else sum(sizes)  # written, and uploaded
     tell = (lambda nbytes: progress(nbytes, total)) if progress else None
@@ -308,6 +309,7 @@ def verify(
     *,
     sample: float = 1.0,
     max_rel_rmse: float | None = None,
+    accept: Collection[str] = (),
     model: bool = False,
     run: bool = False,
     arch_map: Path | None = None,
@@ -322,6 +324,7 @@ def verify(
         sample: share of each tensor's rows to compare instead of all, above 0 and at most 1.
         max_rel_rmse: allowed for packed weights whose format cannot hold the source's numbers; by default what the
             number of their bits can reach, 0.01 for 8 and twice that for each bit less.
+        accept: what may differ from the source, having been edited: "chat-template", "generation-config".
         model: also compare names and shapes with transformers' class (extra `gguf2st[verify]`).
         run: also load and run it with transformers; with `against` and xllamacpp, compare it with llama.cpp.
         arch_map: a map to use instead of choosing one.
@@ -329,7 +332,7 @@ def verify(
         download_progress: told about bytes of `against` downloaded.
 
     Raises:
-        UsageError: an impossible `sample` or `max_rel_rmse`.
+        UsageError: an impossible `sample`, `max_rel_rmse` or `accept`; `model` or `run` without transformers.
         VerifyError: the folder cannot be compared.
         SourceError: the folder is not there, or about `against`, as MapError.
     """
@@ -337,6 +340,8 @@ def verify(
     if not 0.0 < sample <= 1.0:
         raise UsageError(f"sample is {sample}; a share is above 0 and at most 1")
     require_bound(max_rel_rmse)
+    if unknown := [what for what in accept if what not in EDITABLE]:
+        raise UsageError(f"{unknown[0]!r} cannot be accepted; {', '.join(EDITABLE)} can")
     if against is None:
         return verify_folder(folder, model=model, run=run, progress=progress)
     dtype = checkpoint_dtype(folder)
@@ -350,6 +355,7 @@ def verify(
         configs=configurations(plan),
         sample=sample,
         max_rel_rmse=max_rel_rmse,
+        accept=accept,
         model=model,
         run=run,
         progress=progress,

@@ -18,10 +18,13 @@ from typing import Any
 from gguf2st import config
 from gguf2st.errors import MapError
 from gguf2st.expr import Expression
-from gguf2st.ops import OPS
+from gguf2st.ops import OPS, PART
+from gguf2st.quants.layout import INT64
 
 INDEX = re.compile(r"\{(.*?)\}")
 """An index of a template: {i} or {e}."""
+PINS = ("float32", INT64)
+"""Dtypes that a map may demand of tensors: numbers that 16 bits would spoil, and whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Way:
     def packed(self) -> bool:
         """Whether every step moves whole rows only."""
         return all(OPS[op].packed for op, _ in self.steps)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether {e} numbers parts of a table, and not the members of a stack."""
+        return any(op == PART for op, _ in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class ArchMap:
         drop: GGUF tensor -> why it is left behind.
         beyond: why tensors of layers past `layers`, but within block_count, are left behind; empty when none may be.
         ignore: metadata key below the architecture -> why it does not matter to the checkpoint.
-        float32: HF tensors that stay float32 whatever the output dtype.
+        pins: HF tensor -> its dtype, whatever that of the output is: a member of PINS.
         float16: why the model should not be run in float16; empty when it may.
     """
 
@@ -130,7 +138,7 @@ class ArchMap:
     drop: Mapping[str, str] = field(default_factory=dict)
     beyond: str = ""
     ignore: Mapping[str, str] = field(default_factory=dict)
-    float32: frozenset[str] = frozenset()
+    pins: Mapping[str, str] = field(default_factory=dict)
     float16: str = ""
 
     @property

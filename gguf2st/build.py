@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf2st import mapfile
+from gguf2st import coverage, mapfile
 from gguf2st.archmap import ArchMap, Equation, Way, match_template
 from gguf2st.config import embedding_files, nested
 from gguf2st.errors import Gguf2stError, MapError, short
 from gguf2st.expr import Expression
-from gguf2st.fold import few, listing
+from gguf2st.fold import listing
 from gguf2st.header import Header, Source
 from gguf2st.keys import KEYS, MAX_INDEX, brief, checked
 from gguf2st.ops import OPS, same_shape
 from gguf2st.plan import Entry, Plan
-from gguf2st.quants.layout import DECODABLE
 from gguf2st.scales import with_scales
 from gguf2st.scope import MapScope, NoTensorError, read_small
 
@@ -86,7 +85,7 @@ class _Builder:
         config = self._config()
         files = self._files()
         self._require()
-        self._check_type()
+        self.problems |= dict.fromkeys(coverage.other_kind(self.header))
         entries = tuple(self._entries())
         failed = bool(self.problems or self.lost_tensors)
         dropped = self._dropped()
@@ -103,10 +102,11 @@ class _Builder:
             *self.problems,
             *lost,
             *self._shape_problems(),
-            *self._unread_keys(failed),
-            *self._undecodable(),
-            *([] if failed or self.missing or self.misshapen else self._partly_used(entries)),
-            *([] if failed or self.missing or self.misshapen else self._uneven_heads(config)),
+            *coverage.unread_keys(self.amap, self.header, self.scope.read_keys, failed=failed),
+            *coverage.undecodable(self.header, self.used),
+            *coverage.misplaced_numbers(self.header, entries),
+            *([] if failed or self.missing or self.misshapen else coverage.partly_used(self.header, entries)),
+            *([] if failed or self.missing or self.misshapen else coverage.uneven_heads(config)),
         ]
         assumed = [f"{key} = {value!r} is assumed: {why}" for key, (value, why) in self.amap.assumed.items()]
         return Plan(
@@ -119,8 +119,7 @@ class _Builder:
             unmapped=unmapped,
             missing=self.missing,
             problems=tuple(problems),
-            notes=tuple(map(short, self.scope.notes + assumed)),
-            float32=self.amap.float32,
+            notes=tuple(map(short, [*self.header.notes, *self.scope.notes, *assumed])),
             float16=self.amap.float16,
             fused=self.amap.fused,
             files=files,
@@ -131,7 +130,7 @@ class _Builder:
         prefix = f"{self.header.arch}."
         for full, value in self.header.metadata.items():
             key = full.removeprefix(prefix)
-            if full.startswith(prefix) and key in KEYS and _is_among(key, self.amap.keys):
+            if full.startswith(prefix) and key in KEYS and coverage.is_among(key, self.amap.keys):
                 try:
                     checked(full, key, value)
                 except MapError as err:
@@ -159,19 +158,6 @@ class _Builder:
         for message, expression in self.amap.require.items():
             if not self._value(expression):
                 self._problem(f"{message}{self._values(self.amap.use(expression).keys)}")
-
-    def _check_type(self) -> None:
-        kind = self.header.metadata.get("general.type", "model")
-        if kind != "model":
-            self._problem(f"general.type is {brief(kind)}: this is not a model by itself")
-
-    @staticmethod
-    def _uneven_heads(config: dict[str, Any]) -> list[str]:
-        """Whether heads cannot share their keys, which no shape shows and no model can run."""
-        heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
-        if type(heads) is int and type(kv_heads) is int and kv_heads > 0 and heads % kv_heads:
-            return [f"{heads} attention heads cannot share {kv_heads} key-value heads evenly"]
-        return []
 
     def _entries(self) -> Iterator[Entry]:
         seen: set[str] = set()
@@ -230,17 +216,17 @@ class _Builder:
                 continue
             self.used.update(sources)
             stacks = [s for s, template in zip(sources, way.sources, strict=True) if "{e}" not in template]
-            if e == 0 and not self._whole_stacks(stacks, experts, counted_by):
+            if e == 0 and not way.cuts and not self._whole_stacks(stacks, experts, counted_by):
                 return
             arguments = [self._value(x, **here) for _, x in way.steps]
             promised = self._value(way.shape, **here)
             stated = [self._value(x, **here) if x else None for x in way.source_shapes]
             if promised is _FAILED or _FAILED in (*arguments, *stated):
                 continue
-            ops = tuple((op, *args) for (op, _), args in zip(way.steps, arguments, strict=True))
-            shape = self._shape(way, sources, ops, promised, stated)
+            ops = tuple((op, *_numbers(op, args)) for (op, _), args in zip(way.steps, arguments, strict=True))
+            shape = self._shape(name, way, sources, ops, promised, stated)
             if shape is not None:
-                yield Entry(name, sources, ops, shape, way.packed)
+                yield Entry(name, sources, ops, shape, way.packed, self.amap.pins.get(equation.name, ""))
 
     def _first_way(self, equation: Equation, index: dict[str, int]) -> tuple[Way, tuple[str, ...]]:
         """The first way whose sources the file has all of, else the first with any, else the first."""
@@ -260,7 +246,13 @@ class _Builder:
         return not wrong
 
     def _shape(
-        self, way: Way, sources: Sequence[str], ops: Sequence[tuple[Any, ...]], promised: list[Any], stated: list[Any]
+        self,
+        entry: str,
+        way: Way,
+        sources: Sequence[str],
+        ops: Sequence[tuple[Any, ...]],
+        promised: list[Any],
+        stated: list[Any],
     ) -> tuple[int, ...] | None:
         """The shape of an entry, or None when its sources are not as stated, or do not give what is promised."""
         shapes = [self.header.sources[s].shape for s in sources]
@@ -268,8 +260,8 @@ class _Builder:
             if text and not same_shape(shape, dims):
                 self._misshapen(name, f"is {list(shape)}, not {text.text} = {dims}", text)
                 return None
-        found = f"is {' and '.join(str(list(shape)) for shape in shapes)}"
-        joined = ", ".join(sources)
+        found = f"is {' and '.join(str(list(shape)) for shape in shapes)}" if shapes else "is made of metadata"
+        joined = ", ".join(sources) or entry
         try:
             for op, *arguments in ops:
                 shapes = [OPS[op].result(shapes, *arguments)]
@@ -280,7 +272,8 @@ class _Builder:
         if not same_shape(shape, promised):
             if shape not in (self.header.sources[s].shape for s in sources):
                 found += f" and gives {list(shape)}"
-            self._misshapen(joined, f"{found}, not {way.shape.text} = {promised}", way.shape)
+            computed_from = [way.shape] if sources else [way.shape, *(x for _, x in way.steps)]
+            self._misshapen(joined, f"{found}, not {way.shape.text} = {promised}", *computed_from)
             return None
         return tuple(promised)
 
@@ -288,7 +281,7 @@ class _Builder:
         dropped: dict[str, str] = {}
         for name in self.header.sources.keys() - self.used:
             reason = self.scope.configured.get(name) or match_template(name, self.amap.drop) or self._beyond(name)
-            if reason:
+            if reason := reason or self.header.beside.get(name, ""):
                 dropped[name] = reason
         return {name: dropped[name] for name in self.header.sources if name in dropped}
 
@@ -341,42 +334,6 @@ class _Builder:
         ]
         return f" ({', '.join(values)})" if values else ""
 
-    def _unread_keys(self, failed: bool) -> list[str]:
-        """Keys of the architecture that nothing read and the map does not ignore: what they say would be lost.
-
-        After a failure only keys that the map could not have read: what it would have read after the failure is open.
-        """
-        prefix = f"{self.header.arch}."
-        unread = [
-            f"{key} = {brief(value)}"
-            for key, value in self.header.metadata.items()
-            if key.startswith(prefix)
-            and key not in self.scope.read_keys
-            and key.removeprefix(prefix) not in self.amap.ignore
-            and not (failed and _is_among(key.removeprefix(prefix), self.amap.keys))
-        ]
-        return [f"metadata that the map {self.amap.name} does not use: {few(unread, 20)}"] if unread else []
-
-    def _partly_used(self, entries: tuple[Entry, ...]) -> list[str]:
-        """Tensors of which some elements reach no entry, such as rows of a fused projection that no equation takes."""
-        taken: dict[tuple[str, ...], int] = {}
-        for (sources, _), n in {(e.sources, e.ops): e.n_elements for e in entries}.items():  # the same rows count once
-            taken[sources] = taken.get(sources, 0) + n
-        reached = {name: 0 for name in self.header.sources if name in self.used}
-        for sources, n in taken.items():
-            total = sum(self.header.sources[name].n_elements for name in sources)
-            for name in sources:
-                reached[name] += min(n, total) * self.header.sources[name].n_elements // total
-        partly = [name for name, n in reached.items() if n < self.header.sources[name].n_elements]
-        return [f"only a part of these tensors has a place: {listing(partly)}"] if partly else []
-
-    def _undecodable(self) -> list[str]:
-        by_type: dict[str, list[str]] = {}
-        for name, source in self.header.sources.items():
-            if name in self.used and source.qtype not in DECODABLE:
-                by_type.setdefault(source.qtype, []).append(name)
-        return [f"no decoder for ggml {qtype}, used by {listing(names)}" for qtype, names in by_type.items()]
-
 
 class _Failed:
     """What an expression gives whose evaluation failed."""
@@ -388,12 +345,14 @@ class _Failed:
 _FAILED = _Failed()
 
 
+def _numbers(op: str, arguments: list[Any]) -> list[Any]:
+    """The arguments of an op; of one that takes any number of them, a list stands for its items."""
+    if not OPS[op].more:
+        return arguments
+    return [x for argument in arguments for x in (argument if isinstance(argument, list) else [argument])]
+
+
 def _fill(template: str, index: dict[str, int]) -> str:
     for key, number in index.items():
         template = template.replace(f"{{{key}}}", str(number))
     return template
-
-
-def _is_among(key: str, names: frozenset[str]) -> bool:
-    """Whether `key` is one of the names, or begins with one that ends in a dot."""
-    return key in names or any(key.startswith(name) for name in names if name.endswith("."))

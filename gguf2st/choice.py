@@ -57,8 +57,7 @@ def choose(plan: Plan, dtype: str | None = None, repack: str = "none") -> Plan:
     else:
         chosen = {}
     why = "config.json of this format describes the experts alone" if own_layout else ""
-    pinned = {template(name) for name in plan.float32}
-    done = tuple(chosen.get(e.name) or _dense(plan, e, dtype, pinned, why) for e in entries)
+    done = tuple(chosen.get(e.name) or _dense(plan, e, dtype, why) for e in entries)
     if repack != "none" and all(e.scheme == DENSE for e in done):
         near = "; --repack near packs them, in 8 bits" if any(_NO_SCHEME in e.reason for e in done) else ""
         notes.append(f"--repack {repack} finds nothing to pack: {_most_frequent(e.reason for e in done)}{near}")
@@ -96,11 +95,10 @@ def _check(dtype: str | None, repack: str) -> None:
         )
 
 
-def _dense(plan: Plan, entry: Entry, dtype: str, pinned: set[str], why: str = "") -> Entry:
+def _dense(plan: Plan, entry: Entry, dtype: str, why: str = "") -> Entry:
     quantized = any(TYPES[plan.header.sources[s].qtype].block > 1 for s in entry.sources)
     reason = (f"{DEQUANTIZED}: {why}" if why else DEQUANTIZED) if quantized else CAST
-    dtype = "float32" if pinned and template(entry.name) in pinned else dtype
-    return dataclasses.replace(entry, dtype=dtype, scheme=DENSE, reason=reason)
+    return dataclasses.replace(entry, dtype=entry.pin or dtype, scheme=DENSE, reason=reason)
 
 
 def _is_expert_stack(entry: Entry) -> bool:
@@ -115,6 +113,7 @@ def _are_gpt_oss(plan: Plan, entries: Sequence[Entry]) -> bool:
     stacks = [e for e in entries if _is_expert_stack(e)]
     return bool(stacks) and all(
         e.ops[-1:] == (("transpose",),)
+        and all(OPS[op].packed for op, *_ in e.ops[:-1])
         and all(plan.header.sources[s].qtype == "MXFP4" and s not in plan.scales for s in e.sources)
         for e in stacks
     )
@@ -134,7 +133,6 @@ class _Choice:
 
     def __init__(self, plan: Plan, dtype: str, repack: str) -> None:
         self._plan, self._dtype, self._repack = plan, dtype, repack
-        self._pinned = {template(name) for name in plan.float32}
         self._fused = {
             tuple(template(member).split(".")): module
             for module, members in plan.fused.items()
@@ -190,7 +188,7 @@ class _Choice:
 
     def _unfit(self, entry: Entry) -> str:
         """Why no scheme can hold the entry, whatever its type; empty when one may."""
-        if any(TYPES[self._plan.header.sources[s].qtype].block == 1 for s in entry.sources):
+        if any(TYPES[self._plan.header.sources[s].qtype].block == 1 for s in entry.sources) or entry.whole:
             return "its type is not quantized"
         if len(entry.shape) > 2:
             return "the experts of a layer are one tensor here, not linear layers"
@@ -242,7 +240,7 @@ class _Choice:
                 why = f"{_listed(members, self._plan)} are one parameter in vLLM, and their scales differ"
             else:
                 why = f"{_listed(members, self._plan)} are one parameter in vLLM: {_no_scheme(self._repack)}"
-            yield _dense(self._plan, m.entry, self._dtype, self._pinned, why)
+            yield _dense(self._plan, m.entry, self._dtype, why)
 
     def _packed(self, member: _Candidates, scheme: str, members: Sequence[_Candidates]) -> Entry:
         sources = [self._plan.header.sources[s] for s in member.entry.sources]

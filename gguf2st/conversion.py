@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,13 @@ from gguf2st.header import read_header
 from gguf2st.hub import local_folder
 from gguf2st.hub.provenance import PROVENANCE_FILE, make_provenance
 from gguf2st.output import check_target
-from gguf2st.plan import DENSE, Plan
+from gguf2st.plan import Plan
 from gguf2st.planning import DEFAULT_SHARD_NBYTES, make_plan
 from gguf2st.report import Report, make_report
 from gguf2st.shards import INDEX_FILE, index_json, write_text
-from gguf2st.small_files import check_tokenizer, configurations, tokenizer_metadata
+from gguf2st.small_files import configurations, plan_tokenizer, tokenizer_metadata
 from gguf2st.source import Model, is_address, locate
-from gguf2st.tokenizer import TokenizerFiles
+from gguf2st.tokenizer import TokenizerFiles, TokenizerPlan
 from gguf2st.unchanged import require_apart
 from gguf2st.verification import Verification, verify_folder
 
@@ -73,31 +72,27 @@ class Conversion:
 
     Attributes:
         folder: the checkpoint's.
-        metadata: of the GGUF, with the tokenizer's way to split words that was asked for.
         configs: configuration files by name, in the order to write them.
-        copied: a tokenizer that was given; None for one to be built from the metadata.
+        tokenizer: the one that was given, or what is to be built from the metadata of the GGUF.
         asked: notes on what was asked for.
-        notes: on the tokenizer.
     """
 
     model: Model
     folder: Path
     options: Options
     plan: Plan
-    metadata: Mapping[str, object]
     configs: Mapping[str, Any]
-    copied: TokenizerFiles | None
+    tokenizer: TokenizerFiles | TokenizerPlan
     asked: tuple[str, ...]
-    notes: tuple[str, ...]
 
     def tokens(self) -> TokenizerFiles:
         """The tokenizer's files; building them takes a while."""
-        build = partial(tokenizers.build_tokenizer, self.metadata, n_rows=self.plan.config["vocab_size"])
-        return self.copied or build()
+        given = self.tokenizer
+        return given if isinstance(given, TokenizerFiles) else given.build(n_rows=self.plan.config["vocab_size"])
 
     def dry_report(self, seconds: float) -> Report:
         """What would be done."""
-        notes = (*self.asked, *self.notes)
+        notes = (*self.asked, *self.tokenizer.notes)
         return make_report(self.plan, output=None, notes=notes, seconds=seconds, origin=self.model.origin)
 
 
@@ -121,20 +116,21 @@ def prepare(src: str | Path | Model, out: str | Path | None, options: Options) -
         arch_map=Path(options.arch_map) if options.arch_map else None,
     )
     plan.require_complete()
-    pre, copied = options.tokenizer_pre, None
+    pre = options.tokenizer_pre
     if options.tokenizer_from is not None and pre is not None:
         raise UsageError("tokenizer_from takes a whole tokenizer: there is no tokenizer_pre to choose")
     metadata = tokenizer_metadata(plan.header, pre)
     asked = () if pre is None else (f"words are split as {pre!r} says, as asked for",)
+    tokenizer: TokenizerFiles | TokenizerPlan
     if options.tokenizer_from is None:
-        notes = tuple(check_tokenizer(plan, metadata))
+        tokenizer = plan_tokenizer(plan, metadata)
     else:
         kept = local_folder(options.tokenizer_from, tokenizers.TOKENIZER_PATTERNS)
-        copied = tokenizers.copy_tokenizer(kept, metadata)
-        notes = tuple(copied.notes)
+        tokenizers.require_own_files(kept)
+        tokenizer = tokenizers.copy_tokenizer(kept, metadata)
     configs = configurations(plan)
     check_target(folder, overwrite=options.overwrite)
-    return Conversion(model, folder, options, plan, metadata, configs, copied, (*asked, *model.notes), notes)
+    return Conversion(model, folder, options, plan, configs, tokenizer, (*asked, *model.notes))
 
 
 def _anywhere(options: Options) -> Options:
@@ -161,14 +157,12 @@ def require_workers(device: str, threads: int | None) -> None:
         raise UsageError(f"device {device!r} is unknown; there are {', '.join(DEVICES)}")
 
 
-def decoder_for(plan: Plan, device: str, threads: int | None) -> "tuple[Decoder | Backend, int, tuple[str, ...]]":
-    """(what decodes on a member of DEVICES, how many threads it wants, notes)."""
+def decoder_for(device: str, threads: int | None) -> "tuple[Decoder | Backend, int, tuple[str, ...]]":
+    """(what decodes and packs on a member of DEVICES, how many threads it wants, notes)."""
     from gguf2st.kernels.device import choose, decoder
 
     device, notes = choose(device)
     decode = decoder(device)
-    if device == "cuda" and any(e.scheme != DENSE for e in plan.entries):
-        notes += ("packed on the CPU; the CUDA device decoded what is not packed",)
     return decode, threads or max(default_threads(), 4 if device == "cuda" else 1), notes  # 4 keep its lanes busy
 
 

@@ -10,18 +10,24 @@ MAX_PARTS = 30
 MAX_NAME_LENGTH = 200
 """Characters of a name in a list; of the models known, the longest has 90."""
 
+PART_OF_A_TABLE = ".shard_"
+"""What stands before the number of a part of a table, in the same component of its name."""
+_GLUE = "\0."
+"""Parts components that are one."""
+
 
 def fold(names: Iterable[str]) -> list[str]:
-    """Names that differ only in whole-number components become one, in the order of first appearance.
+    """Names that differ only in whole numbers become one, in the order of first appearance.
 
     >>> fold(["blk.0.q", "blk.1.q", "norm", "blk.4.q"])
     ['blk.{0..1,4}.q', 'norm']
 
+    A number is a component, or ends one that begins with `shard_`: parts of a table are called so.
     Two varying components are folded only when every combination is present; otherwise the first stays spelled out.
     """
     groups: dict[tuple[str | None, ...], list[tuple[int, ...]]] = defaultdict(list)
     for name in names:
-        parts = name.split(".")
+        parts = name.replace(PART_OF_A_TABLE, f"{PART_OF_A_TABLE}{_GLUE}").split(".")
         if len(parts) > MAX_PARTS:
             parts = [name]
         pattern = tuple(None if _is_number(p) else p for p in parts)
@@ -65,7 +71,7 @@ def _span(numbers: list[int]) -> str:
 
 def _fill(pattern: tuple[str | None, ...], spans: tuple[str, ...]) -> str:
     filled = iter(spans)
-    return ".".join(next(filled) if part is None else part for part in pattern)
+    return ".".join(next(filled) if part is None else part for part in pattern).replace(_GLUE, "")
 
 
 def listing(names: Iterable[str], limit: int = 8) -> str:

@@ -18,7 +18,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from struct import Struct
@@ -30,6 +30,7 @@ from gguf2st.keys import brief
 from gguf2st.quants.layout import BY_ID, type_name
 from gguf2st.source import is_address, open_file
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
+from gguf2st.spellings import respelled
 
 Value: TypeAlias = "bool | int | float | str | list[Any] | array[Any]"
 """A metadata value. Arrays of numbers are `array.array` in native byte order; arrays of anything else are lists."""
@@ -92,6 +93,8 @@ class Header:
         byteorder: of every number in the files, weights included.
         metadata: of the first file.
         sources: every tensor by name, in file order.
+        beside: tensors of other parts of the model, such as an encoder of images -> why they are left behind.
+        notes: what the reader of the result should know of the file.
     """
 
     files: tuple[str, ...]
@@ -100,6 +103,8 @@ class Header:
     byteorder: ByteOrder
     metadata: dict[str, Value]
     sources: dict[str, Source]
+    beside: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def arch(self) -> str:
@@ -128,7 +133,7 @@ def read_header(files: Sequence[str | Path]) -> Header:
     else:
         parts = [_read_one(index, path) for index, path in enumerate(files)]
     _check_split(parts)
-    return _join(parts)
+    return respelled(_join(parts))
 
 
 def _read_one(index: int, path: str | Path) -> Header:

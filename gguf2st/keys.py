@@ -24,10 +24,11 @@ MAX_INDEX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: how to say it, and whether a value is one."""
+    """A kind of value: how to say it, whether a value is one, and of a list, what each item must be."""
 
     text: str
     fits: Callable[[Any], bool]
+    items: "Kind | None" = None
 
 
 def _is_int(value: Any, low: int, high: int = MAX_COUNT) -> bool:
@@ -54,6 +55,8 @@ NOT_NEGATIVE = Kind("a number that is not negative", lambda v: _is_number(v) and
 FLAG = Kind("true or false", lambda v: type(v) is bool)
 TEXT = Kind("a text", lambda v: isinstance(v, str))
 LIST = Kind("a list", lambda v: isinstance(v, list))
+WHOLE_NUMBER = Kind("a whole number from -2^63 to 2^63 - 1", lambda v: _is_int(v, -(2**63), 2**63 - 1))
+WHOLE_NUMBERS = Kind("a list of whole numbers", lambda v: isinstance(v, list), WHOLE_NUMBER)
 
 _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
     ((LAYERS,), "block_count"),
@@ -134,18 +137,45 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
     ),
     ((TEXT,), "decision.type hidden_activation rope.scaling.type tensor_data_layout tokenizer.ggml.model"),
     (
+        (WHOLE_NUMBERS,),
+        "attention.compress_ratios ple.head_offsets ple.head_vocab_sizes ple.layer_multipliers ple.layers",
+    ),
+    (
         (LIST,),
         """
         activation_sparsity_scale adapters.token_ids_activate adapters.token_ids_substitute
-        attention.compress_ratios attention.indexer.types attention.recurrent_layers attention.rope_pattern
-        classifier.output_labels deepstack_mapping ple.layers rope.dimension_sections swiglu_clamp_exp
-        swiglu_clamp_shexp target_layers xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps
+        attention.indexer.types attention.recurrent_layers attention.rope_pattern
+        classifier.output_labels deepstack_mapping rope.dimension_sections swiglu_clamp_exp swiglu_clamp_shexp
+        target_layers xielu.alpha_n xielu.alpha_p xielu.beta xielu.eps
         """,
     ),
 )
 
 KEYS: dict[str, tuple[Kind, ...]] = {name: kinds for kinds, names in _BY_KIND for name in names.split()}
 """Metadata key, without the architecture -> the kinds of value it may hold."""
+
+
+_ZERO_IS_NONE = """
+    attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank attention.scale
+    attention.shared_kv_layers attention.sliding_window attention.temperature_length attention.temperature_scale
+    attn_logit_softcapping embedding_length_per_layer_input embedding_scale expert_chunk_feed_forward_length
+    expert_count expert_group_count expert_group_used_count expert_shared_count expert_shared_feed_forward_length
+    expert_used_count expert_weights_scale final_logit_softcapping leading_dense_block_count logit_scale
+    moe_latent_size n_deepstack_layers nextn_predict_layers residual_scale rope.scale_linear rope.scaling.factor
+    rope.scaling.yarn_log_multiplier router_logit_softcapping
+"""
+ZERO_IS_NONE = frozenset(_ZERO_IS_NONE.split())
+"""Keys that say with 0 what they say by being absent: llama.cpp's own value for them (llama-hparams.h). Converters
+write what a config.json has, such as `shared_expert_intermediate_size` 0 of Qwen3 Coder, whatever the class."""
+ONE_IS_NONE = frozenset(("expert_group_count", "expert_group_used_count", "expert_weights_scale"))
+"""Keys that change nothing with 1: experts in one group, and weights times 1."""
+
+
+def says_nothing(key: str, value: Any) -> bool:
+    """Whether a key says that there is none of what it counts, so that nothing is lost with it."""
+    if type(value) not in (int, float):
+        return False
+    return (value == 0 and key in ZERO_IS_NONE) or (value == 1 and key in ONE_IS_NONE)
 
 
 def require_key(key: str) -> tuple[Kind, ...]:
@@ -170,6 +200,10 @@ def checked(full: str, key: str, value: Any) -> Any:
     if not any(kind.fits(value) for kind in kinds):
         expected = ", or ".join(kind.text for kind in kinds)
         raise MapError(f"{full} is {brief(value)}; it must be {expected}")
+    if items := kinds[0].items:
+        for n, item in enumerate(value):
+            if not items.fits(item):
+                raise MapError(f"item {n} of {full} is {brief(item)}; it must be {items.text}")
     return value
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st import config, keys
-from gguf2st.archmap import INDEX, ArchMap, Equation, Group, Way
+from gguf2st.archmap import INDEX, PINS, ArchMap, Equation, Group, Way
 from gguf2st.errors import MapError
 from gguf2st.expr import Expression, parse
-from gguf2st.ops import ANY, OPS
+from gguf2st.ops import ANY, OPS, VALUES
+from gguf2st.quants.layout import INT64
 
 PROBES = frozenset({"has", "rows", "cols"})
 """Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
@@ -34,7 +35,7 @@ _OPTIONAL = (
     "drop",
     "beyond",
     "ignore",
-    "float32",
+    *PINS,
     "float16",
 )
 
@@ -91,7 +92,7 @@ def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | No
         known = sorted({m.arch for m in all_maps(folder)})
         near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
         raise MapError(
-            f"no arch map for architecture {arch!r}; nearest: {', '.join(near) or 'none'}",
+            f"no arch map for architecture {arch!r}" + (f"; nearest: {', '.join(near)}" if near else ""),
             hint="`gguf2st archs` lists what is supported, docs/architectures.md what is not and why; docs/arch-maps.md"
             " shows how to add one (--arch-map FILE)",
         )
@@ -132,14 +133,14 @@ def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:
         drop=table.get("drop", {}),
         beyond=_text(table.get("beyond", ""), "beyond"),
         ignore=table.get("ignore", {}),
-        float32=frozenset(table.get("float32", [])),
+        pins={_text(name, dtype): dtype for dtype in PINS for name in table.get(dtype, [])},
         float16=_text(table.get("float16", ""), "float16"),
     )
-    _check(amap, with_experts="experts" in table)
+    _check(amap, with_experts="experts" in table, n_pinned=sum(len(table.get(dtype, [])) for dtype in PINS))
     return amap
 
 
-def _check(amap: ArchMap, *, with_experts: bool) -> None:
+def _check(amap: ArchMap, *, with_experts: bool, n_pinned: int) -> None:
     """What can be known to be wrong without a file: unknown keys, indices out of place, names of no equation."""
     if clash := sorted(amap.names.keys() & {"i", "e"}):
         raise MapError(f"[names] must not define {', '.join(clash)}")
@@ -164,13 +165,26 @@ def _check(amap: ArchMap, *, with_experts: bool) -> None:
                 f"{equation.name!r} runs over experts, but the map does not say how many `experts` there are"
             )
     templates = {equation.name for _, equation in equations}
-    if lost := sorted(amap.float32 - templates):
-        raise MapError(f"float32 names {lost[0]!r}, which no equation has")
+    if lost := sorted(amap.pins.keys() - templates):
+        raise MapError(f"{amap.pins[lost[0]]} names {lost[0]!r}, which no equation has")
+    if len(amap.pins) < n_pinned:
+        raise MapError(f"a tensor is listed twice under {' and '.join(PINS)}")
+    for _, equation in equations:
+        _check_numbers(equation, whole=amap.pins.get(equation.name) == INT64)
     modules = tuple(name.rpartition(".")[0] for name in templates)
     for module, members in amap.fused.items():
         for member in members:
             if not any(f".{name}".endswith(f".{member}") for name in modules):
                 raise MapError(f"[fused] {module!r} has the member {member!r}, which no equation fills")
+
+
+def _check_numbers(equation: Equation, *, whole: bool) -> None:
+    """Whole numbers are moved and not computed with; metadata become whole numbers alone."""
+    for op in (op for way in equation.ways for op, _ in way.steps):
+        if whole and not (OPS[op].packed or op == VALUES):
+            raise MapError(f"{equation.name!r} has whole numbers, which {op} would compute with")
+        if op == VALUES and not whole:
+            raise MapError(f"{equation.name!r}: {op} makes whole numbers: the map must list the tensor under {INT64}")
 
 
 def _check_indices(amap: ArchMap, expression: Expression, allowed: frozenset[str], where: str) -> None:

@@ -13,62 +13,20 @@ with such an op states the shapes of its sources, or exchanged dimensions would 
 """
 
 import importlib
-import inspect
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-Array: TypeAlias = Any
-"""A numpy array or a torch tensor."""
-Shape: TypeAlias = tuple[int, ...]
+from gguf2st.op import ANY, OPS, Array, Op, Shape, op
 
+__all__ = ["ANY", "OPS", "PART", "SLICES", "VALUES", "Array", "Op", "Shape", "same_shape"]
 
-ANY = -1
-"""`Op.n_arrays` of an op that joins as many tensors as it is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """A registered op.
-
-    Attributes:
-        fn: arrays, then arguments -> array.
-        shape: shapes, then arguments -> shape; raises ValueError when they do not fit.
-        packed: whether `fn` only moves whole rows.
-        forgets: whether the result's shape and the arguments leave open what the shape of a source was. The length of
-            the first axis under `take` and `rows` does not count: a source that is not used whole is an error anyway.
-        n_arrays: how many arrays `fn` takes; ANY for all that there are, 0 for an op that makes a tensor.
-        arguments: (name, int or float) of each argument that follows them.
-        more: whether the last argument may be repeated, or left out.
-    """
-
-    name: str
-    fn: Callable[..., Array]
-    shape: Callable[..., Shape]
-    packed: bool
-    forgets: bool
-    n_arrays: int
-    arguments: tuple[tuple[str, type], ...]
-    more: bool = False
-
-    def accepts(self, n_arguments: int) -> bool:
-        """Whether the op can take that many arguments."""
-        return n_arguments == len(self.arguments) or (self.more and n_arguments >= len(self.arguments) - 1)
-
-    def result(self, shapes: Sequence[Shape], *arguments: Any) -> Shape:
-        """The shape that `fn` gives.
-
-        Raises:
-            ValueError: arguments of the wrong type, or shapes that do not fit them.
-        """
-        kinds = [*self.arguments, *self.arguments[-1:] * (len(arguments) - len(self.arguments))]
-        for (name, kind), value in zip(kinds[: len(arguments)], arguments, strict=True):
-            if type(value) is not int and type(value) is not kind:
-                raise ValueError(
-                    f"{name} of {self.name} is {value!r}, not {'a whole number' if kind is int else 'a number'}"
-                )
-        return self.shape(*shapes, *arguments)
+PART = "part"
+"""The op that takes one of the parts that a table is cut into."""
+SLICES = ("rows", PART)
+"""Ops that keep neighbouring rows, so that they can be applied to a `range` of the numbers of many."""
+VALUES = "values"
+"""The op that makes a tensor of metadata."""
 
 
 def same_shape(found: Sequence[int], promised: Sequence[Any]) -> bool:
@@ -83,32 +41,13 @@ def _without_leading_ones(shape: Sequence[int]) -> list[int]:
     return list(itertools.dropwhile(lambda n: n == 1, shape))
 
 
-OPS: dict[str, Op] = {}
-
-
-def _op(
-    *, packed: bool, shape: Callable[..., Shape], forgets: bool = False
-) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    def register(fn: Callable[..., Array]) -> Callable[..., Array]:
-        parameters = list(inspect.signature(fn).parameters.values())
-        arrays = [p for p in parameters if p.annotation is Array]
-        others = [p for p in parameters if p.annotation is not Array]
-        n_arrays = ANY if any(p.kind is p.VAR_POSITIONAL for p in arrays) else len(arrays)
-        arguments = tuple((p.name, p.annotation) for p in others)
-        more = any(p.kind is p.VAR_POSITIONAL for p in others)
-        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, forgets, n_arrays, arguments, more)
-        return fn
-
-    return register
-
-
 def _unpermute_shape(x: Shape, heads: int) -> Shape:
     if not x or heads < 1 or x[0] % (2 * heads):
         raise ValueError(f"{x[0] if x else 'no'} rows are not {heads} heads of an even width")
     return x
 
 
-@_op(packed=True, shape=_unpermute_shape)
+@op(packed=True, shape=_unpermute_shape)
 def unpermute(x: Array, heads: int) -> Array:
     """Undo llama.cpp's interleave of rotary pairs: rows (heads, d/2, 2) -> (heads, 2, d/2).
 
@@ -124,7 +63,7 @@ def _unpermute_first_shape(x: Shape, heads: int, width: int) -> Shape:
     return x
 
 
-@_op(packed=True, shape=_unpermute_first_shape)
+@op(packed=True, shape=_unpermute_first_shape)
 def unpermute_first(x: Array, heads: int, width: int) -> Array:
     """`unpermute` of the first `heads` heads of `width` rows: the queries and keys of a fused projection."""
     n = heads * width
@@ -137,7 +76,7 @@ def _interleave_halves_shape(x: Shape, heads: int, width: int) -> Shape:
     return x
 
 
-@_op(packed=True, shape=_interleave_halves_shape)
+@op(packed=True, shape=_interleave_halves_shape)
 def interleave_halves(x: Array, heads: int, width: int) -> Array:
     """Undo llama.cpp's split of rotary pairs in the first `width` rows of each head: (2, width/2) -> (width/2, 2).
 
@@ -156,19 +95,19 @@ def _take_shape(x: Shape, index: int) -> Shape:
     return x[1:]
 
 
-@_op(packed=True, shape=_take_shape)
+@op(packed=True, shape=_take_shape)
 def take(x: Array, index: int) -> Array:
     """One expert of a stack: (experts, rows, cols) -> (rows, cols)."""
     return x[index]
 
 
-@_op(packed=False, shape=lambda x, value: x)
+@op(packed=False, shape=lambda x, value: x)
 def minus(x: Array, value: float) -> Array:
     """Undo llama.cpp's `norm.weight + 1`: (n,) -> (n,), subtracted in float32."""
     return x - value
 
 
-@_op(packed=False, shape=lambda x, value: x)
+@op(packed=False, shape=lambda x, value: x)
 def times(x: Array, value: float) -> Array:
     """Undo a factor that llama.cpp's converter divided by: (...) -> (...)."""
     return x * value
@@ -180,10 +119,22 @@ def _rows_shape(x: Shape, start: int, stop: int) -> Shape:
     return (stop - start, *x[1:])
 
 
-@_op(packed=True, shape=_rows_shape)
+@op(packed=True, shape=_rows_shape)
 def rows(x: Array, start: int, stop: int) -> Array:
     """Rows [start, stop) of a fused projection: (rows, cols) -> (stop - start, cols)."""
     return x[start:stop]
+
+
+def _part_shape(x: Shape, index: int, n_rows: int) -> Shape:
+    if index < 0 or n_rows < 1 or not x or index * n_rows >= x[0]:
+        raise ValueError(f"a tensor of shape {list(x)} has no part {index} of {n_rows} rows")
+    return (min(n_rows, x[0] - index * n_rows), *x[1:])
+
+
+@op(packed=True, shape=_part_shape)
+def part(x: Array, index: int, n_rows: int) -> Array:
+    """One of the parts that a table is cut into, each of `n_rows` rows but the last, which has what is left."""
+    return x[index * n_rows : (index + 1) * n_rows]
 
 
 def _swap_shape(x: Shape, outer: int, inner: int) -> Shape:
@@ -192,7 +143,7 @@ def _swap_shape(x: Shape, outer: int, inner: int) -> Shape:
     return x
 
 
-@_op(packed=True, shape=_swap_shape)
+@op(packed=True, shape=_swap_shape)
 def swap(x: Array, outer: int, inner: int) -> Array:
     """Exchange two levels of grouping of the rows: rows (outer, inner, n) -> (inner, outer, n).
 
@@ -208,7 +159,7 @@ def _swap_from_shape(x: Shape, start: int, outer: int, inner: int) -> Shape:
     return x
 
 
-@_op(packed=True, shape=_swap_from_shape)
+@op(packed=True, shape=_swap_from_shape)
 def swap_from(x: Array, start: int, outer: int, inner: int) -> Array:
     """`swap` of the rows from `start` on, such as the value heads below the queries and keys of a fused projection."""
     return _library(x).concatenate([x[:start], swap(x[start:], outer, inner)])
@@ -220,7 +171,7 @@ def _regroup_shape(x: Shape, heads: int, *widths: int) -> Shape:
     return x
 
 
-@_op(packed=True, shape=_regroup_shape)
+@op(packed=True, shape=_regroup_shape)
 def regroup(x: Array, heads: int, *widths: int) -> Array:
     """Parts that each hold all heads -> heads that each hold all parts, which may be of different widths.
 
@@ -238,7 +189,7 @@ def _concat_shape(*xs: Shape) -> Shape:
     return (*xs[0][:axis], sum(x[axis] for x in xs), *xs[0][axis + 1 :])
 
 
-@_op(packed=True, shape=_concat_shape, forgets=True)
+@op(packed=True, shape=_concat_shape, forgets=True)
 def concat(*xs: Array) -> Array:
     """Rows on top of each other, of vectors, matrices or each matrix of stacks: (..., a, cols), (..., b, cols), ...
     -> (..., a + b + ..., cols).
@@ -253,7 +204,7 @@ def _row_axis(shape: Shape) -> int:
     return max(len(shape) - 2, 0)
 
 
-@_op(packed=False, shape=lambda x: (*x[:-2], x[-1], x[-2]))
+@op(packed=False, shape=lambda x: (*x[:-2], x[-1], x[-2]))
 def transpose(x: Array) -> Array:
     """Exchange the last two axes: (..., rows, cols) -> (..., cols, rows)."""
     return x.swapaxes(-1, -2)
@@ -265,7 +216,7 @@ def _unsqueeze_shape(x: Shape, axis: int) -> Shape:
     return (*x[:axis], 1, *x[axis:])
 
 
-@_op(packed=False, shape=_unsqueeze_shape)
+@op(packed=False, shape=_unsqueeze_shape)
 def unsqueeze(x: Array, axis: int) -> Array:
     """Insert an axis of length 1: conv1d (channels, width) | unsqueeze(1) -> (channels, 1, width)."""
     return x.reshape(*x.shape[:axis], 1, *x.shape[axis:])
@@ -277,7 +228,7 @@ def _flatten_shape(x: Shape) -> Shape:
     return x if len(x) == 1 else (x[0] * x[1], *x[2:])
 
 
-@_op(packed=False, shape=_flatten_shape, forgets=True)
+@op(packed=False, shape=_flatten_shape, forgets=True)
 def flatten(x: Array) -> Array:
     """The first two axes in one: (experts, rows, cols) -> (experts * rows, cols), (heads, 1) -> (heads,).
 
@@ -286,7 +237,7 @@ def flatten(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-@_op(packed=False, shape=lambda x: x)
+@op(packed=False, shape=lambda x: x)
 def log_neg(x: Array) -> Array:
     """Undo `ssm_a = -exp(A_log)`: (...) -> (...), the logarithm nearest to what the file has.
 
@@ -302,7 +253,7 @@ def _merge_kv_b_shape(k_b: Shape, v_b: Shape) -> Shape:
     return (k_b[0] * (k_b[2] + v_b[1]), k_b[1])
 
 
-@_op(packed=False, shape=_merge_kv_b_shape, forgets=True)
+@op(packed=False, shape=_merge_kv_b_shape, forgets=True)
 def merge_kv_b(k_b: Array, v_b: Array) -> Array:
     """Rebuild MLA's kv_b_proj, of which llama.cpp transposes the key half of each head.
 
@@ -318,7 +269,7 @@ def _interleave_shape(a: Shape, b: Shape) -> Shape:
     return (*a[:-1], 2 * a[-1])
 
 
-@_op(packed=False, shape=_interleave_shape)
+@op(packed=False, shape=_interleave_shape)
 def interleave(a: Array, b: Array) -> Array:
     """Alternate two tensors along the last axis: (..., n), (..., n) -> (..., 2n) = a0 b0 a1 b1 ..."""
     return _library(a).stack([a, b], -1).reshape(*a.shape[:-1], -1)
@@ -330,7 +281,7 @@ def _interleave_rows_shape(a: Shape, b: Shape) -> Shape:
     return (*a[:-2], 2 * a[-2], a[-1])
 
 
-@_op(packed=True, shape=_interleave_rows_shape)
+@op(packed=True, shape=_interleave_rows_shape)
 def interleave_rows(a: Array, b: Array) -> Array:
     """Alternate the rows of two stacks of matrices: (..., n, cols), (..., n, cols) -> (..., 2n, cols) = a0 b0 a1 ..."""
     return _library(a).stack([a, b], -2).reshape(*a.shape[:-2], -1, a.shape[-1])
@@ -342,10 +293,22 @@ def _regroup_columns_shape(x: Shape, outer: int, inner: int) -> Shape:
     return x
 
 
-@_op(packed=False, shape=_regroup_columns_shape)
+@op(packed=False, shape=_regroup_columns_shape)
 def swap_columns(x: Array, outer: int, inner: int) -> Array:
     """`swap` along the last axis: columns (outer, inner, n) -> (inner, outer, n)."""
     return x.reshape(*x.shape[:-1], outer, inner, -1).swapaxes(-3, -2).reshape(x.shape)
+
+
+def _turn_columns_shape(x: Shape, width: int) -> Shape:
+    if width < 2 or width % 2 or x[-1] % width:
+        raise ValueError(f"{x[-1]} columns are not groups of {width} in two halves")
+    return x
+
+
+@op(packed=False, shape=_turn_columns_shape)
+def turn_columns(x: Array, width: int) -> Array:
+    """Let the two halves of each group of `width` columns take turns: columns (n, 2, width/2) -> (n, width/2, 2)."""
+    return x.reshape(*x.shape[:-1], -1, 2, width // 2).swapaxes(-1, -2).reshape(x.shape)
 
 
 def _pad_rows_shape(x: Shape, n: int) -> Shape:
@@ -354,7 +317,7 @@ def _pad_rows_shape(x: Shape, n: int) -> Shape:
     return (x[0] + n, *x[1:])
 
 
-@_op(packed=False, shape=_pad_rows_shape)
+@op(packed=False, shape=_pad_rows_shape)
 def pad_rows(x: Array, n: int) -> Array:
     """Zeros before the first row, for rows that llama.cpp's converter cut off: (rows, cols) -> (n + rows, cols)."""
     zeros = x[:1] * 0
@@ -367,12 +330,26 @@ def _fill_shape(value: float, *dims: int) -> Shape:
     return dims
 
 
-@_op(packed=False, shape=_fill_shape)
+@op(packed=False, shape=_fill_shape)
 def fill(value: float, *dims: int) -> Array:
     """A tensor that no GGUF tensor holds, such as one that llama.cpp keeps as metadata: -> dims."""
     import numpy as np
 
     return np.full(dims, value, np.float32)
+
+
+def _values_shape(*numbers: int) -> Shape:
+    if not all(-(2**63) <= n < 2**63 for n in numbers):
+        raise ValueError("a number is beyond 64 bits")
+    return (len(numbers),)
+
+
+@op(packed=False, shape=_values_shape)
+def values(*numbers: int) -> Array:
+    """Whole numbers that llama.cpp keeps as metadata, and the checkpoint as a tensor: -> (n,) int64."""
+    import numpy as np
+
+    return np.array(numbers, np.int64)
 
 
 def _library(x: Array) -> Any:

@@ -18,7 +18,7 @@ BY_COLUMNS = frozenset(
     {"attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out", "shortconv.out_proj", "laurel_r"}
 )
 """GGUF tensors (without the layer) that vLLM's classes divide by columns; see tests/vllm/test_modules.py."""
-UNDIVIDED = frozenset({"attn_q_a", "attn_kv_a_mqa", "inp_gate", "proj", "output"})
+UNDIVIDED = frozenset({"attn_q_a", "attn_kv_a_mqa", "inp_gate", "proj", "output", "ple_key", "ple_value"})
 """Those that every rank has as a whole, and the head, whose rows are padded."""
 
 

@@ -6,7 +6,7 @@ from gguf2st import tokenizer as tokenizers
 from gguf2st.errors import CoverageError, Gguf2stError, SourceError
 from gguf2st.header import Header
 from gguf2st.planning import make_plan, open_gguf
-from gguf2st.small_files import check_tokenizer, tokenizer_metadata
+from gguf2st.small_files import plan_tokenizer, tokenizer_metadata
 from gguf2st.source import Model
 
 
@@ -41,7 +41,7 @@ def problems(
     if tokenizer:
         try:
             metadata = tokenizer_metadata(header, tokenizer_pre)
-            tokenizers.check_tokenizer(metadata) if plan is None else check_tokenizer(plan, metadata)
+            tokenizers.plan_tokenizer(metadata) if plan is None else plan_tokenizer(plan, metadata)
         except Gguf2stError as err:
             found += problem_lines(err)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gguf2st.header import Header, Source
 from gguf2st.plan import Plan
+from gguf2st.quants.layout import INTEGERS
 
 WEIGHT, SCALE, INPUT_SCALE = ".weight", ".scale", ".input_scale"
 
@@ -64,6 +65,8 @@ def _problem(scale: Source, weight: Source, header: Header) -> str:
     if scale.qtype != "F32" or scale.n_elements not in {1, members}:
         expected = "one float32 number" if members == 1 else f"one float32 number, or {members} of them"
         return f"{scale.name} is {scale.qtype} {list(scale.shape)}; the scale of {weight.name} is {expected}"
+    if weight.qtype in INTEGERS:
+        return f"{scale.name} stands beside {weight.name}, which is {weight.qtype}: whole numbers have no scale"
     bias = weight.name.removesuffix(WEIGHT) + ".bias"
     if ".ffn_" in bias and bias in header.sources:
         return f"{scale.name} stands beside {bias}, which llama.cpp would scale too, or refuse"

@@ -100,7 +100,7 @@ class MapScope:
         if name in self._map.names:
             return self.evaluate(self._map.names[name])
         value = self.get(name)
-        if isinstance(value, list) and name not in self._map.per_layer:
+        if isinstance(value, list) and name not in self._map.per_layer and keys.WHOLE_NUMBERS not in keys.KEYS[name]:
             same = value[:1] * (self.get("block_count") or 0)
             if keys.LAYERWISE in keys.KEYS[name] and value and value == same:
                 return value[0]  # llama.cpp takes either form
@@ -142,6 +142,16 @@ class MapScope:
     def has(self, tensor: str) -> bool:
         """Whether the file has the tensor."""
         return tensor in self.header.sources
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The shape of a tensor.
+
+        Raises:
+            NoTensorError: the file lacks it.
+        """
+        if tensor not in self.header.sources:
+            raise NoTensorError(tensor)
+        return self.header.sources[tensor].shape
 
     def note(self, text: str) -> None:
         """Say something about the result in the report; once."""

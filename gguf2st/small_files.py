@@ -14,7 +14,7 @@ from gguf2st.plan import Plan
 def configurations(plan: Plan) -> dict[str, Any]:
     """generation_config.json, config.json and those of an embedding model by name, in the order to write them."""
     special = tokenizers.special_tokens(plan.header.metadata)
-    model = {**plan.config, **config.token_ids(special)}
+    model = {**plan.config, **config.token_ids(special), **plan.config}  # a map may know better
     if quantization := quantization_config(plan):
         model["quantization_config"] = quantization
     return {
@@ -29,14 +29,14 @@ def tokenizer_metadata(header: Header, pre: str | None) -> Mapping[str, object]:
     return header.metadata if pre is None else tokenizers.with_pretokenizer(header.metadata, pre)
 
 
-def check_tokenizer(plan: Plan, metadata: Mapping[str, object]) -> list[str]:
-    """Notes on the tokenizer that a conversion would write.
+def plan_tokenizer(plan: Plan, metadata: Mapping[str, object]) -> tokenizers.TokenizerPlan:
+    """The tokenizer that a conversion would write.
 
     Raises:
         TokenizerError: it cannot be rebuilt, or is not the model's.
     """
-    notes = tokenizers.check_tokenizer(metadata)
+    tokenizer = tokenizers.plan_tokenizer(metadata)
     tokens, rows = metadata["tokenizer.ggml.tokens"], plan.config.get("vocab_size")
     if isinstance(tokens, list) and isinstance(rows, int) and len(tokens) > rows:
         raise TokenizerError(f"the tokenizer has {len(tokens)} tokens, the token embedding only {rows} rows")
-    return notes
+    return tokenizer

@@ -26,6 +26,7 @@ RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
     "HYV4ForCausalLM": ((r"\.linear_gate$", ".gate_proj"),),
     "JinaEmbeddingsV3Model": ((r"^encoder\.layers\.", "layers."), (r"\.mixer\.out_proj$", ".self_attn.o_proj")),
     "LagunaForCausalLM": ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),),
+    "SarvamMoEForCausalLM": ((r"\.attention\.", ".self_attn."), (r"\.self_attn\.dense$", ".self_attn.o_proj")),
 }
 """HF class -> (pattern, what it becomes), in order, for modules that may be packed."""
 

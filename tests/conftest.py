@@ -1,6 +1,7 @@
 """Where the real models and llama.cpp's sources are: `make models` puts them there. And a Hub to test against."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded: mode
 
 
 from tests.hub_server import HubServer
+from tests.oracle.pruning import prune_daily
 from tests.oracle.summary import pytest_terminal_summary
 
 __all__ = ["pytest_terminal_summary"]  # pytest finds its hooks here
@@ -31,6 +33,12 @@ LONG = ("test_repack_real.py", "test_in_the_interpreter", "test_real_models.py",
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first; otherwise the order stays as it is, which keeps what shares a fixture together."""
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test that uses the cache of tiny models: it must not grow for ever."""
+    if tiny := sys.modules.get("tests.oracle.tiny"):  # loads torch and transformers: not for tests without it
+        prune_daily(tiny.CACHE, lambda: map(tiny._home, tiny.CASES))
 
 
 @pytest.fixture(scope="session")

@@ -5,20 +5,19 @@ Hub shows nothing, or all of it; the source is as it was; nothing lies outside o
 command again ends with the bytes of an undisturbed run.
 """
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.crash_zygote import Order
+from tests.crash_steps import Order
 from tests.hub_server import HubServer
 from tests.make_gguf import tiny_llama
+from tests.oracle.fork_server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 Files = dict[str, bytes]
@@ -96,20 +95,15 @@ class CrashTest:
         )
         self._content, self._time = self.source.read_bytes(), self.source.stat().st_mtime_ns
         self._expected: dict[Mode, tuple[Files, Files, int]] = {}
-        command = [sys.executable, "-m", "tests.crash_zygote", str(self.source), str(folder / "warm")]
-        self._zygote = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._server = Server("tests.crash_steps", str(self.source), str(folder / "warm"))
 
     def __enter__(self) -> "CrashTest":
-        assert self._zygote.stdout is not None
-        assert self._zygote.stdout.readline() == "\n"
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.close()
-        self._zygote.wait()
+        self._server.close()
         self.unmount()
 
     def run(self, mode: Mode, **fault: Any) -> Outcome:
@@ -127,13 +121,14 @@ class CrashTest:
         return self._order(arguments, environment, **fault)
 
     def _order(self, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None, **fault: Any) -> Outcome:
-        order = Order(arguments, str(self.place), str(self.folder / "said"), environment=environment or {})
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.write(replace(order, **fault).to_json() + "\n")
-        self._zygote.stdin.flush()
-        outcome = json.loads(self._zygote.stdout.readline())
-        return Outcome(**outcome, said=(self.folder / "said").read_text(errors="replace"))
+        order = replace(Order(arguments, str(self.place), environment=environment or {}), **fault)
+        reading, counted = os.pipe()
+        with open(reading, "rb") as steps, open(self.folder / "said", "wb") as said:
+            started = self._server.start(asdict(order), (said.fileno(), counted))
+            os.close(counted)
+            assert started, "one run at a time"
+            status, count = self._server.wait(), steps.read()
+        return Outcome(status, int(count) if count else None, (self.folder / "said").read_text(errors="replace"))
 
     def prepare(self, mode: Mode, *, room: int = 0, read_only: bool = False) -> None:
         """An empty `place`, or one with a checkpoint; a Hub that has never seen it."""
@@ -210,7 +205,7 @@ class CrashTest:
         if again.status == 0:
             self._finish(mode)
         if found == new and not mode.hub and (mode.plan == "finish" or not mode.overwrites):
-            if again.status != 6 or not ("exists already" in again.said or "are missing" in again.said):
+            if again.status != 6 or "already" not in again.said or "missing" in again.said:
                 problems.append(f"complete, but run again it ended with {again.status}: {again.said[-500:]}")
             left = (name for name in files_of(self.place / "out.partial") if not name.startswith("journals/"))
             if surplus := {*left} - {"plan.json", "journal"}:

@@ -3,15 +3,18 @@
 transformers' configuration classes have the values of a class's first published model as defaults.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers as transformers_module
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import gguf2st
-from gguf2st.config import encoders, falcon, latent, ministral, mla, partial, windows
+from gguf2st.config import attention, classic, encoders, falcon, latent, ministral, mla, partial, windows
+from gguf2st.errors import MapError
 from gguf2st.mapfile import all_maps
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
 from tests.test_config import Scope
@@ -42,6 +45,39 @@ def test_ministral_3_is_that_of_transformers_defaults() -> None:
     found = ministral.ministral3_rope(Scope(keys), 128)["rope_parameters"]
     for key in ("rope_type", "rope_theta", "mscale", "mscale_all_dim", "llama_4_scaling_beta"):
         assert found[key] == published[key], key
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "apply_scale", "magnitude"),
+    [(1.0, False, 1.0), (0.0, True, 0.1 * math.log(16.0) + 1.0), (None, True, 0.1 * math.log(16.0) + 1.0)],
+)
+def test_the_magnitude_of_ministral_s_yarn(multiplier: float | None, apply_scale: bool, magnitude: float) -> None:
+    """Mistral's own configuration says `apply_scale`, of which llama.cpp's converter makes a multiplier of 0 or 1
+    (conversion/mistral.py). vLLM makes an attention_factor of 1 of a false one, and of a true one yarn's own
+    (transformers_utils/configs/mistral.py): what transformers computes of ours must be the same.
+    """
+    keys = {**YARN, "attention.temperature_scale": 0.1}
+    keys |= {} if multiplier is None else {"rope.scaling.yarn_log_multiplier": multiplier}
+    found = ministral.ministral3_rope(Scope(keys), 128)
+    config = transformers.Ministral3Config(head_dim=128, rope_parameters=found["rope_parameters"])
+    _, factor = ROPE_INIT_FUNCTIONS["yarn"](config, device="cpu")
+    assert factor == pytest.approx(magnitude, rel=1e-12)
+    assert found["rope_scaling"].get("apply_yarn_scaling", True) is apply_scale  # the word of older vLLMs
+
+
+@pytest.mark.parametrize(
+    ("keys", "found", "said"), [({"hrm.prefix_lm": True}, True, "llama.cpp never"), ({}, False, "all the same")]
+)
+def test_what_readers_make_of_a_prefix_is_said(keys: dict[str, Any], found: bool, said: str) -> None:
+    scope = Scope(keys)
+    assert attention.prefix_lm(scope) is found
+    assert said in scope.notes[0]
+
+
+def test_ministral_3_wants_one_of_two_magnitudes() -> None:
+    keys = {**YARN, "attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 0.5}
+    with pytest.raises(MapError, match="0 and 1 are known"):
+        ministral.ministral3_rope(Scope(keys), 128)
 
 
 def test_mistral_4_is_that_of_transformers_defaults() -> None:
@@ -101,6 +137,16 @@ def test_the_window_of_mistral_7b_is_said_to_be_lost(more: dict[str, Any], vocab
     scope = Scope({**MISTRAL_V01, **more})
     assert windows.mistral_window(scope, vocab) == {}
     assert len(scope.notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "found"), [(44, 6144, "gelu_fast"), (36, 5120, "gelu"), (32, 4096, "gelu")]
+)
+def test_activation_of_gpt_neox(layers: int, hidden: int, found: str) -> None:
+    """config.json of GPT-NeoX-20B, of Pythia 12B and of Pythia 6.9B and RedPajama-INCITE 7B."""
+    scope = Scope({})
+    assert classic.gptneox_activation(scope, layers, hidden) == found
+    assert [note for note in scope.notes if note.startswith(f"hidden_act = '{found}' is assumed")]
 
 
 @pytest.mark.parametrize(("keys", "found", "notes"), [({}, "mean", 1), ({"classifier.pooling_type": 2}, "cls", 0)])

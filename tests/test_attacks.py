@@ -29,7 +29,7 @@ from gguf2st.errors import (
 from gguf2st.fold import fold, listing
 from gguf2st.header import parse_header
 from gguf2st.scope import MapScope
-from gguf2st.tokenizer import build_tokenizer, check_tokenizer, read_templates, refused, special_tokens
+from gguf2st.tokenizer import build_tokenizer, plan_tokenizer, read_templates, refused, special_tokens
 from gguf2st.tokenizer.charsmap import read_charsmap
 from gguf2st.tokenizer.templates import template_notes
 from gguf2st.tokenizer.vocab import read_numbers
@@ -259,7 +259,7 @@ def test_a_vocabulary_whose_merges_would_fill_the_disk() -> None:
         "tokenizer.ggml.add_bos_token": False,
     }
     with pytest.raises(TokenizerError, match="no real one comes near"):
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
 
 
 # --- found by fuzzing -------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_runs_of_newlines_that_would_take_for_ever(lengths: Any) -> None:
         "tokenizer.ggml.bos_token_id": 0,
     }
     with pytest.raises(TokenizerError, match=r"runs of newlines are tokens, up to \d+ long: too many"):
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "..", "a/b", "", ".hidden", "é", "a\0b"])

@@ -6,9 +6,13 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import gguf2st
+from tests.make_gguf import tiny_llama
 
 TOKEN = "hf_TokenOfNobodyAtAll"
 LOCATE = """
@@ -169,3 +173,18 @@ def test_passwords_in_addresses_are_not_repeated() -> None:
     with pytest.raises(SourceError) as caught:
         locate("s3://user:secret@bucket/m.gguf")
     assert caught.value.message == "s3://...@bucket/m.gguf: s3:// is not read directly"
+
+
+def test_a_million_tags_do_not_end_in_the_card(tmp_path: Path) -> None:
+    """Nor a million base models: what a stranger's file says of itself is copied only as far as it may be true."""
+    tags = [f"tag{i}" for i in range(100_000)]
+    models = {f"general.base_model.{i}.name": "x" for i in (0, 999, 1000, 10**9)}
+    more: dict[str, Any] = {"general.tags": tags, "general.languages": ["en", "de"], **models}
+    source = tiny_llama(tmp_path / "m.gguf", extra_metadata=more)
+    gguf2st.convert(source, tmp_path / "out")
+    text = (tmp_path / "out/gguf2st.json").read_text()
+    general = json.loads(text)["general"]
+    assert {key for key in general if key.startswith("general.base_model.")} == {*models} - {*list(models)[2:]}
+    assert general["general.languages"] == ["en", "de"]
+    assert "general.tags" not in general
+    assert len(text) < 10_000

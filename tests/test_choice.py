@@ -74,6 +74,10 @@ def test_tensor_parallelism_needs_whole_words_of_zero_points(tmp_path: Path) -> 
         ("deepseek_v3", r"kv_b_proj|mlp\.gate$", r"o_proj|kv_a_proj"),
         ("minicpm3", r"q_a_proj", r"kv_a_proj|kv_b_proj|o_proj"),
         ("qwen35", r"in_proj_a|in_proj_b|conv1d", r"in_proj_qkv|in_proj_z"),
+        ("glm5-next", r"self_attn\.|mlp\.gate$|gate_proj|up_proj", r"layers\.0\.mlp\.down_proj|lm_head"),
+        ("bailingmoe3_q_lora", r"q_a_proj|kv_a_proj|kv_b_proj", r"o_proj|dense|g_proj|f_proj|down_proj|lm_head"),
+        ("kimi_linear", r"layers\.0\.self_attn\.[qkvb]_proj|f_[ab]_proj", r"layers\.2\.self_attn\.q_proj|o_proj"),
+        ("kimi-k3", r"self_attn\.[qkvbg]_proj|[qf]_a_proj|f_b_proj|routed_expert_up_proj", r"o_proj|down_proj"),
     ],
 )
 def test_what_vllm_builds_without_quantization_is_dense(case: str, dense: str, packed: str) -> None:

@@ -55,7 +55,7 @@ def test_kill_9(mode: Mode, test: CrashTest) -> None:
         fail(test, mode, (-9,), at=at)
 
 
-@pytest.mark.parametrize("mode", [SHARDED, OVERWRITE], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [SHARDED, OVERWRITE, SHARES[3]], ids=lambda mode: mode.name)
 def test_kill_9_while_the_folder_gets_its_name(mode: Mode, test: CrashTest) -> None:
     """The last steps: the finished files move, the old checkpoint goes aside, the new one takes its place."""
     steps = test.expected(mode)[2]

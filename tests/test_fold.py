@@ -28,6 +28,8 @@ from gguf2st.fold import fold, listing
         (["v2.1", "v2.2"], ["v2.{1..2}"]),
         (["0", "1"], ["{0..1}"]),
         (["#.1", "0.1"], ["#.1", "0.1"]),
+        ([f"t.{i}.shard_{n}.w" for i in (1, 2) for n in (0, 1, 10)], ["t.{1..2}.shard_{0..1,10}.w"]),
+        (["t.shard_1.w", "t.shard_x.w", "t.shard_", "shard_2"], ["t.shard_1.w", "t.shard_x.w", "t.shard_", "shard_2"]),
         ([""], [""]),
     ],
 )

@@ -16,9 +16,10 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 import gguf2st
+from gguf2st.errors import UsageError, VerifyError
 from gguf2st.verification import Verification
 from tests.make_gguf import tiny_model
 
@@ -366,3 +367,111 @@ def test_a_shard_that_cannot_be_opened_is_said_to_be_so(made: dict[str, Path], t
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
     assert found(gguf2st.verify(folder), "model.safetensors cannot be read: Too many levels of symbolic links")
+
+
+# --- edited on purpose --------------------------------------------------------------------------------------------
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("other")
+
+
+EDITS: dict[str, tuple[Change, str]] = {
+    "template": (lambda f: (f / "chat_template.jinja").write_text("{{ messages[-1].content }}"), "chat-template"),
+    "no template": (lambda f: (f / "chat_template.jinja").unlink(), "chat-template"),
+    "template by the name default": (lambda f: write(f / "additional_chat_templates/default.jinja"), "chat-template"),
+    "template inside": (edit("tokenizer_config.json", lambda c: c.update(chat_template="x")), "chat-template"),
+    "token id": (edit("generation_config.json", lambda c: c.update(eos_token_id=5)), "generation-config"),
+    "no token id": (edit("generation_config.json", lambda c: c.pop("eos_token_id")), "generation-config"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edits_are_told_and_may_be_accepted(
+    name: str, made: Mapping[str, Path], sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    change, what = EDITS[name]
+    folder = copy(made["llama"], tmp_path)
+    change(folder)
+    result = gguf2st.verify(folder, against=sources["llama"])
+    assert result.edited == (what,)
+    assert found(result, "no weight is affected"), result.problems
+    with pytest.raises(VerifyError) as caught:
+        result.require_ok()
+    assert f"--accept {what}" in caught.value.hint
+    other = {"chat-template", "generation-config"} - {what}
+    assert not gguf2st.verify(folder, against=sources["llama"], accept=other).ok
+    accepted = gguf2st.verify(folder, against=sources["llama"], accept=[what])
+    assert accepted.ok, accepted.problems
+    assert any(note.startswith("accepted: ") for note in accepted.notes), accepted.notes
+
+
+def test_damage_beside_an_accepted_edit_is_damage(
+    made: Mapping[str, Path], sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    folder = copy(made["llama"], tmp_path)
+    EDITS["template"][0](folder)
+    edit("config.json", lambda c: c.update(rms_norm_eps=0.5))(folder)
+    for accept in ((), ("chat-template",)):
+        result = gguf2st.verify(folder, against=sources["llama"], accept=accept)
+        assert found(result, "rms_norm_eps")
+        assert result.edited == ()
+        with pytest.raises(VerifyError) as caught:
+            result.require_ok()
+        assert "do not serve" in caught.value.hint
+    with pytest.raises(UsageError, match="weights"):
+        gguf2st.verify(folder, against=sources["llama"], accept=["weights"])
+
+
+def test_the_command_line_accepts_what_the_library_does() -> None:
+    from gguf2st.cli.verify import command
+    from gguf2st.verification.checkpoint import EDITABLE
+
+    (option,) = (p for p in command.params if p.name == "accept")
+    assert tuple(option.type.choices) == EDITABLE  # type: ignore[attr-defined]
+
+
+def test_another_source_is_named_first_where_something_differs(
+    made: Mapping[str, Path], sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    other = gguf2st.verify(made["llama"], against=sources["qwen2"])
+    assert other.problems[0].startswith("this was made from llama.gguf")
+    assert other.problems[0].endswith("compared with qwen2.gguf")
+    renamed = tmp_path / "renamed.gguf"
+    renamed.symlink_to(sources["llama"])
+    assert gguf2st.verify(made["llama"], against=renamed).ok
+
+
+ROLES: tuple[tuple[str, Any], ...] = (
+    ("eos_token", "<|endoftext|>"),
+    ("cls_token", "<new>"),
+    ("additional_special_tokens", ["<new>"]),
+    ("extra_special_tokens", ["<new>"]),
+)
+
+
+@pytest.mark.parametrize(("key", "value"), ROLES, ids=[key for key, _ in ROLES])
+def test_special_tokens_that_transformers_reads_beside_the_configuration(
+    key: str, value: Any, made: Mapping[str, Path], sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    folder = copy(made["llama"], tmp_path)
+    edit("special_tokens_map.json", lambda c: c.update({key: value}))(folder)
+    before, after = (AutoTokenizer.from_pretrained(place) for place in (made["llama"], folder))
+    assert (len(after), after.eos_token) != (len(before), before.eos_token), "transformers takes it"
+    assert found(gguf2st.verify(folder, against=sources["llama"]), "special_tokens_map.json", key)
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("value", [["<new>"], {"image_token": "<new>"}], ids=["list", "by name"])
+def test_special_tokens_beyond_the_vocabulary_in_a_published_tokenizer(
+    file: str, value: Any, made: Mapping[str, Path], sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    folder = copy(made["llama"], tmp_path, known=False)
+    change = edit(file, lambda c: c.update(extra_special_tokens=value))
+    change(folder)
+    if file == "tokenizer_config.json":
+        assert len(AutoTokenizer.from_pretrained(folder)) == len(AutoTokenizer.from_pretrained(made["llama"])) + 1
+    assert found(gguf2st.verify(folder, against=sources["llama"]), file, "<new>")
+    edit(file, lambda c: c.update(extra_special_tokens=["<|im_end|>"]))(folder)
+    assert gguf2st.verify(folder, against=sources["llama"]).ok

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from tests.oracle import ggml
 from tests.oracle.blocks import KINDS, make
 
 QTYPES = sorted(cpu.QTYPES)
+NAN_HALVES = np.array([0x7C01, 0x7E00, 0x7FFF, 0xFC01, 0xFE00, 0xFFFF], "<u2")
+NAN_SINGLES = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 0xFFFFFFFF], "<u4")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -27,11 +30,24 @@ def empty(qtype: str, dtype: str, n_blocks: int) -> np.ndarray:
     return np.full((n_blocks, TYPES[qtype].block), 77, np.float32 if dtype == "float32" else np.uint16)
 
 
+def with_nan_scales(qtype: str) -> np.ndarray:
+    """Random blocks whose scales, one field after the other, are NaNs with few, many and all bits of payload."""
+    blocks = [make(qtype, "random")[:1]]
+    start = 0
+    for field in TYPES[qtype].fields:
+        nans = {(2, 2): NAN_HALVES, (4, 4): NAN_SINGLES}.get((field.nbytes, field.itemsize))
+        if nans is not None and field.name != "qh":
+            changed = make(qtype, "random")[: len(nans)]
+            changed[:, start : start + field.nbytes] = nans.view(np.uint8).reshape(len(nans), -1)
+            blocks.append(changed)
+        start += field.nbytes
+    return np.concatenate(blocks)
+
+
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("qtype", QTYPES)
 def test_dequantize_matches_ggml(qtype: str, dtype: str) -> None:
-    for kind in KINDS:
-        blocks = make(qtype, kind)
+    for blocks in [*(make(qtype, kind) for kind in KINDS), with_nan_scales(qtype)]:
         wanted = torch.from_numpy(ggml.expected(qtype, TYPES[qtype].id, blocks)).to(DTYPES[dtype])
         out = empty(qtype, dtype, len(blocks))
         cpu.dequantize(qtype, dtype, blocks, out)
@@ -49,11 +65,48 @@ def test_every_rounding_of_float32(dtype: str) -> None:
     x = (upper[:, None] | lower).reshape(-1, 1).view(np.float32)
     out = empty("F32", dtype, len(x))
     cpu.dequantize("F32", dtype, x.view(np.uint8), out)
+    assert_rounded(dtype, x, out)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_vectors_round_like_single_numbers(dtype: str) -> None:
+    """A block of Q8_K whose codes are all 1 is its scale, a float32, many times over."""
+    upper = np.arange(0, 1 << 16, 7, dtype=np.uint32) << 16
+    lower = np.array([0, 1, 0x1000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    x = (upper[:, None] | lower).reshape(-1, 1)
+    blocks = np.ones((len(x), TYPES["Q8_K"].nbytes), np.uint8)
+    blocks[:, :4] = x.view(np.uint8)
+    out = empty("Q8_K", dtype, len(x))
+    cpu.dequantize("Q8_K", dtype, blocks, out)
+    assert (out == out[:, :1]).all() or dtype == "float32"  # NaNs of float32 differ from themselves
+    assert_rounded(dtype, x.view(np.float32), np.ascontiguousarray(out[:, :1]))
+
+
+def assert_rounded(dtype: str, x: np.ndarray, out: np.ndarray) -> None:
     wanted = torch.from_numpy(x).to(DTYPES[dtype])
     got = torch.from_numpy(out.view(np.float32 if dtype == "float32" else np.int16)).view(DTYPES[dtype])
     bits = torch.int32 if dtype == "float32" else torch.int16
     assert torch.equal(got.isnan(), wanted.isnan())
     assert torch.equal(got.view(bits)[~wanted.isnan()], wanted.view(bits)[~wanted.isnan()])
+
+
+PROCESSORS = {
+    "x86-64": "",
+    "x86-64-v3": "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse3,+sse4.1,+sse4.2,+ssse3",
+}
+"""Processors without byte shuffles and float16, and without AVX-512; LLVM's names for what they have."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for several x86-64 processors")
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_every_kernel_on_lesser_processors(processor: str) -> None:
+    """Their code runs here, too: the comparison with ggml once more, in a process that compiles for them."""
+    chosen = "test_dequantize_matches_ggml and bfloat16 or test_vectors_round_like_single_numbers"
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
+    env = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:]
+    assert f"{len(QTYPES) + len(DTYPES)} passed" in run.stdout
 
 
 @pytest.mark.parametrize("n_blocks", [0, 1, 3])

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ HOPPER = ("cuda", 90, 32)
 
 
 @needs_triton
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("file", ["test_device.py", "test_packing.py"])
+def test_in_the_interpreter(file: str) -> None:
     """tests/gpu in a process of its own: Triton looks at TRITON_INTERPRET once, when it is loaded."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu/test_device.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/gpu/{file}"]
     run = subprocess.run(
         command, env=env | {"TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -37,7 +39,7 @@ def test_in_the_interpreter() -> None:
     assert "skipped" not in run.stdout
 
 
-def compiled(kernel: Any, types: list[str], constants: list[int]) -> str:
+def compiled(kernel: Any, types: list[str], constants: list[Any]) -> str:
     """PTX of a kernel whose pointers are 16-byte aligned and whose last arguments are `constants`. Runs ptxas too."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -60,6 +62,7 @@ def compiled(kernel: Any, types: list[str], constants: list[int]) -> str:
 
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*i16", "float16": "*fp16"}
+"""To values, and to scales."""
 BLOCK_TYPES = sorted(DECODABLE - {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
 
 
@@ -129,6 +132,65 @@ def test_count_nonfinite_compiles(bits: str) -> None:
     assert "ld.global.v4.b32" in ptx
 
 
+def require_exact(ptx: str) -> None:
+    """No contraction, no flush of subnormals, no division or conversion that is only nearly right."""
+    assert not re.search(r"\bfma\.|\bmad\.\S*f(32|64)|\.ftz|approx|div\.full", ptx)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize(("symmetric", "bits", "keep"), [(True, 8, 0.0), (True, 8, 2.0**-20), (False, 4, 0.0)])
+def test_searches_compile_to_exact_code_in_registers(symmetric: bool, bits: int, keep: float, dtype: str) -> None:
+    from gguf2st.kernels import gpu_pack, gpu_pack_bodies
+
+    floats, byte = ["*fp32"] * 3, "*u8"
+    types = [*floats, "*i32", POINTERS[dtype], byte, "*fp32", "*fp32", byte, "i32"]
+    ptx = compiled(gpu_pack_bodies.searched, types, [17, keep, symmetric, bits, gpu_pack.THREADS])
+    require_exact(ptx)
+    assert "div.rn.f32" in ptx
+    assert not re.search(r"\.shared|\.local|shfl", ptx), "a group is a thread's own"
+    assert len(re.findall(r"ld\.global\.v4\.b32", ptx)) == 8, "32 weights"
+    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) == bits // 4
+    if dtype != "float32":
+        assert f"cvt.rn.{'bf16' if dtype == 'bfloat16' else 'f16'}.f32" in ptx
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize(("block", "bits", "group"), [(32, 4, 32), (32, 8, 32), (256, 4, 128), (256, 8, 32)])
+def test_codes_and_scales_compile_to_exact_code(block: int, bits: int, group: int, dtype: str) -> None:
+    from gguf2st.kernels import gpu_pack, gpu_pack_bodies
+
+    scales, threads = POINTERS[dtype], gpu_pack.THREADS
+    ptx = compiled(
+        gpu_pack_bodies.take_scales, ["*u8", scales, "*fp32", "*u8", "i32"], [18, 0, -1, block // group, threads]
+    )
+    require_exact(ptx)
+    ptx = compiled(gpu_pack_bodies.code_words, ["*i16", "*i32", "i32"], [bits, threads])
+    require_exact(ptx)
+    assert re.findall(r"(?:ld|st)\.global\S*", ptx) == ["ld.global.v4.b32", f"st.global.{'v2.' * (bits == 8)}b32"]
+    types = ["*i16", "*fp32", scales, "*fp64", "*fp64", "i32"]
+    ptx = compiled(gpu_pack_bodies.scale_errors, types, [block, 32 * threads // block])
+    require_exact(ptx)
+    assert "mul.rn.f64" in ptx
+
+
+@needs_triton
+@pytest.mark.parametrize(("nbytes", "groups", "half", "e8m0"), [(17, 1, 16, True), (36, 4, 8, False)])
+def test_fp4_compiles(nbytes: int, groups: int, half: int, e8m0: bool) -> None:
+    from gguf2st.kernels import gpu_pack, gpu_pack_bodies
+
+    tile = 16 * gpu_pack.THREADS // (groups * half)
+    ptx = compiled(gpu_pack_bodies.fp4, ["*u8"] * 4 + ["i32"], [nbytes, groups, half, e8m0, tile])
+    assert re.findall(r"st\.global\.v\S*", ptx)[0] == "st.global.v4.b32", "16 bytes of codes a thread"
+
+
+@needs_triton
+def test_the_installed_triton_is_new_enough() -> None:
+    assert version("triton").startswith(".".join(map(str, device._triton_version())))
+    assert device._triton_version() >= device.OLDEST_TRITON
+
+
 @needs_triton
 def test_there_is_a_kernel_for_every_type() -> None:
     from gguf2st.kernels import cpu, gpu
@@ -136,7 +198,7 @@ def test_there_is_a_kernel_for_every_type() -> None:
     assert gpu.QTYPES == cpu.QTYPES == DECODABLE
 
 
-@pytest.mark.parametrize("module", ["gpu", "gpu_stream"])
+@pytest.mark.parametrize("module", ["gpu", "gpu_pack", "gpu_stream"])
 def test_without_triton_the_kernels_say_so(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("gguf2st.kernels.gpu") or name == "triton"]:
         monkeypatch.delitem(sys.modules, name)
@@ -148,19 +210,32 @@ def test_without_triton_the_kernels_say_so(module: str, monkeypatch: pytest.Monk
 
 
 def machine(
-    monkeypatch: pytest.MonkeyPatch, *, devices: int = 1, triton: bool = True, built: bool = True, works: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    devices: int = 1,
+    triton: bool = True,
+    version: tuple[int, ...] = (3, 7, 1),
+    built: bool = True,
+    works: bool = True,
+    runs: bool = True,
 ) -> None:
-    """Pretend: devices that the driver offers, and whether Triton is there, torch built for CUDA, and it all works."""
+    """Pretend: devices that the driver offers, and whether Triton is there, torch built for CUDA, and it all works. Not
+    `runs`: Triton's first launch fails, as it does for lack of a C compiler.
+    """
+    monkeypatch.setattr(device, "_failing", lambda: None if runs else "Failed to find C compiler.")
     monkeypatch.setattr(device, "_cuda_devices", lambda: devices)
     monkeypatch.setattr(device, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(device, "_triton_version", lambda: version)
     monkeypatch.setattr(torch.version, "cuda", "13.0" if built else None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
 
 
 LACKS = [
     ({"triton": False}, "Triton is not installed"),
+    ({"version": (3, 5, 1)}, "Triton 3.5.1 is older than 3.6"),
     ({"built": False}, "is built without CUDA"),
     ({"works": False}, "cannot use it"),
+    ({"runs": False}, "Failed to find C compiler"),
 ]
 
 
@@ -205,6 +280,19 @@ def test_auto_without_anything_missing(devices: int, monkeypatch: pytest.MonkeyP
     assert device.choose("auto") == ("cuda" if devices else "cpu", ())
     assert device.choose("cpu") == ("cpu", ())
     assert device.choose("cuda") == ("cuda", ())
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device that works")
+def test_auto_takes_no_device_that_fails_in_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch fails here: it finds no device, or is built without CUDA."""
+    trial = device._failing
+    machine(monkeypatch)
+    monkeypatch.setattr(device, "_failing", trial)
+    chosen, (note,) = device.choose("auto")
+    assert chosen == "cpu"
+    assert re.search(r"although there is a CUDA device: (?!device).*(CUDA|NVIDIA)", note)
+    assert "\n" not in note
 
 
 def test_without_a_device_auto_loads_neither_torch_nor_triton() -> None:

@@ -72,6 +72,7 @@ def test_what_the_writer_stores_is_accepted(key: str) -> None:
         ("attention.head_count_kv", [4, [4, 0, 4], array("i", [1, 2])], [0, [4, -1], array("f", [1.0]), ["4"]]),
         ("attention.sliding_window", [0, 512], [-1, 0.5]),
         ("attention.sliding_window_pattern", [0, 6, [True, False], array("B", [1, 0])], [-1, "6", 6.0, [6.0]]),
+        ("ple.head_offsets", [[], [-(2**63), 2**63 - 1], array("Q", [3])], [3, [1.0], [True], [2**63], ["1"], "1"]),
         ("attention.layer_norm_rms_epsilon", [1e-6], [0, 0.0, 1, -1e-6, float("nan"), float("inf"), "1e-6", True]),
         ("rope.freq_base", [10000, 1e6], [0.0, 0.5, -1.0, 2**63, float("inf"), [1e4]]),
         ("rope.scaling.factor", [0.0, 8.0, 8], [-8.0, float("nan"), "8"]),

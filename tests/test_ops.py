@@ -54,6 +54,11 @@ CASES: dict[str, Any] = {
     "rows": _one(
         st.tuples(SIZES, SIZES, st.lists(SIZES, max_size=1)).map(lambda t: ((t[0] + t[1], *t[2]), (t[0] - 1, t[0])))
     ),
+    "part": _one(
+        st.tuples(SIZES, SIZES, st.lists(SIZES, max_size=1)).map(
+            lambda t: ((t[0] + t[1], *t[2]), ((t[0] + t[1] - 1) // t[0], t[0]))
+        )
+    ),
     "swap": _one(
         st.tuples(SIZES, SIZES, SIZES, st.lists(SIZES, max_size=1)).map(
             lambda t: ((t[0] * t[1] * t[2], *t[3]), (t[0], t[1]))
@@ -83,10 +88,12 @@ CASES: dict[str, Any] = {
     "swap_columns": _one(
         st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ((t[3], t[0] * t[1] * t[2]), (t[0], t[1])))
     ),
+    "turn_columns": _one(st.tuples(SIZES, SIZES, SIZES).map(lambda t: ((t[0], 2 * t[1] * t[2]), (2 * t[1],)))),
     "pad_rows": _one(st.tuples(MATRIX, st.integers(0, 3).map(lambda n: (n,)))),
     "fill": st.tuples(st.sampled_from([0, 1.5]), st.lists(SIZES, min_size=1, max_size=3)).map(
         lambda t: ([], (t[0], *t[1]))
     ),
+    "values": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4).map(lambda numbers: ([], tuple(numbers))),
 }
 """Op -> strategy of (shapes, arguments) that fit."""
 
@@ -154,6 +161,11 @@ def test_numpy_and_torch_give_the_same(name: str, data: st.DataObject) -> None:
         ("minus", (4,), ("1",)),
         ("minus", (4,), (True,)),
         ("minus", (4,), ([1],)),
+        ("minus", (4,), ()),
+        ("rows", (8, 4), (0, 2, 4)),
+        ("part", (8, 4), (2, 4)),
+        ("part", (8, 4), (-1, 4)),
+        ("part", (8, 4), (0, 0)),
     ],
 )
 def test_what_does_not_fit_is_a_value_error(name: str, shape: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
@@ -188,6 +200,19 @@ def test_unpermute_in_its_docstring() -> None:
 def test_regroup_in_its_docstring() -> None:
     parts = np.array(["q0", "q1", "v0", "v0", "v0", "v1", "v1", "v1"])
     assert OPS["regroup"].fn(parts, 2, 1, 3).tolist() == ["q0", "v0", "v0", "v0", "q1", "v1", "v1", "v1"]
+
+
+def test_part_in_its_docstring() -> None:
+    table = np.array([["r0"], ["r1"], ["r2"], ["r3"], ["r4"]])
+    assert [OPS["part"].fn(table, n, 2).ravel().tolist() for n in range(3)] == [["r0", "r1"], ["r2", "r3"], ["r4"]]
+
+
+@pytest.mark.parametrize("numbers", [(2**63,), (1, -(2**63) - 1), (1.0,), (True,), ("1",), ([1],)])
+def test_values_are_whole_numbers_of_64_bits(numbers: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"beyond 64 bits|not a whole number"):
+        OPS["values"].result([], *numbers)
+    whole = OPS["values"].fn(-(2**63), 2**45 + 1, 2**63 - 1)
+    assert (whole.dtype, whole.tolist()) == (np.int64, [-(2**63), 2**45 + 1, 2**63 - 1])
 
 
 @pytest.mark.oracle
@@ -234,11 +259,13 @@ ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "minus": [(1,)],
     "times": [(2,)],
     "rows": [(0, 1), (1, 3)],
+    "part": [(0, 2), (1, 2)],
     "swap": [(1, 2), (2, 2)],
     "swap_from": [(1, 1, 2), (2, 2, 1)],
     "regroup": [(2, 1), (1, 1, 2)],
     "unsqueeze": [(0,), (1,), (2,)],
     "swap_columns": [(1, 2), (2, 2)],
+    "turn_columns": [(2,), (4,)],
     "pad_rows": [(0,), (2,)],
 }
 """Arguments for the ops that have any; all others are tried without."""
@@ -254,7 +281,7 @@ def test_ops_that_forget_their_sources_shapes_say_so(name: str) -> None:
     for inputs, arguments in itertools.product(itertools.product(shapes, repeat=n_arrays), ARGUMENTS.get(name, [()])):
         with contextlib.suppress(ValueError, IndexError):
             result = op.result(inputs, *arguments)
-            known = [shape[1:] if name in ("take", "rows") else shape for shape in inputs]
+            known = [shape[1:] if name in ("take", "rows", "part") else shape for shape in inputs]
             sources.setdefault((arguments, result), set()).add(tuple(known))
     assert len(sources) > 5
     assert any(len(found) > 1 for found in sources.values()) == op.forgets
@@ -266,6 +293,7 @@ PACKED: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "interleave_halves": [((16, 256), (2, 4)), ((12, 512), (3, 4))],
     "take": [((3, 4, 256), (0,)), ((3, 4, 256), (2,)), ((2, 1, 512), (1,))],
     "rows": [((12, 256), (0, 4)), ((12, 256), (4, 12)), ((2, 512), (1, 2))],
+    "part": [((12, 256), (0, 5)), ((12, 256), (2, 5)), ((2, 512), (0, 2))],
     "swap": [((12, 256), (3, 2)), ((12, 256), (2, 6)), ((8, 512), (2, 2))],
     "swap_from": [((12, 256), (4, 2, 2)), ((14, 512), (2, 3, 2))],
     "regroup": [((12, 256), (2, 1, 1, 4)), ((6, 512), (3, 2))],

@@ -405,7 +405,7 @@ def test_a_failing_tokenizer_leaves_no_target(
     def fail(*arguments: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(tokenizer, "build_tokenizer", fail)
+    monkeypatch.setattr(tokenizer.TokenizerPlan, "build", fail)
     with pytest.raises(type(error)):
         convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()

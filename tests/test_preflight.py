@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -47,6 +48,39 @@ def test_repackings(qtype: object, modes: list[tuple[str, set[str]]], tmp_path: 
         assert one.dtype == json.loads((tmp_path / one.mode / "config.json").read_text())["dtype"]
         assert one.kernels.keys() == one.formats.keys()
         assert 0 < sum(one.formats.values()) < one.weights_nbytes
+
+
+KIMI = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 96,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4]},
+    "model_max_length": 1000,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "nbytes"),
+    [
+        (KIMI, 1 * 576 * 2 * 1000),
+        ({**KIMI, "model_max_length": None, "max_position_embeddings": 2000}, 1 * 576 * 2 * 2000),
+        ({**KIMI, "linear_attn_config": {}, "layer_types": ["linear_attention", "full_attention"] * 2}, 2 * 576 * 2000),
+        ({**KIMI, "linear_attn_config": None, "layer_types": ["deepseek_sparse_attention"] * 4}, 4 * 576 * 2000),
+    ],
+)
+def test_layers_with_linear_attention_have_no_cache_that_grows(config: dict[str, Any], nbytes: int) -> None:
+    """Of the others each keeps 512 + 64 values of 16 bits a token."""
+    assert preflight.preflight(config, dtype="bfloat16", weights_nbytes=1).kv_nbytes == nbytes
+
+
+@pytest.mark.parametrize(("model_type", "read"), [("llama", True), ("kimi_linear", True), ("deepseek", False)])
+def test_configurations_that_only_a_repository_can_read(model_type: str, read: bool) -> None:
+    """transformers 5.19 has the first, vLLM 0.32 the second, and neither the third, whose class vLLM has."""
+    config = {"architectures": ["DeepseekForCausalLM"], "model_type": model_type}
+    found = preflight.preflight(config, dtype="bfloat16", weights_nbytes=1)
+    assert found.served == "native"
+    assert ("--hf-config-path" in found.served_text) is not read
 
 
 def test_every_scheme_says_what_serves_it() -> None:

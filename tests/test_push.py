@@ -379,6 +379,35 @@ def test_files_of_an_earlier_upload_do_not_stay_beside_the_new_ones(
     assert all(f"removed {name}" in done.stdout for name in old)
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "tokenizer.model", "1_Pooling/config.json"])
+def test_a_link_to_a_file_elsewhere_is_not_followed(
+    name: str, run: Callable[..., Run], checkpoint: Path, hub: HubServer
+) -> None:
+    """A folder from somebody else may name any file of this machine."""
+    secret = checkpoint.with_name("secret")
+    secret.write_text("of nobody else")
+    (checkpoint / name).parent.mkdir(exist_ok=True)
+    (checkpoint / name).symlink_to(secret)
+    done = run("push", checkpoint, "tester/model", code=3)
+    assert f"{checkpoint / name} is a link to {secret}" in done.stderr
+    assert not hub.store.repos
+
+
+def test_links_inside_and_to_weights_and_of_the_cache_are_followed(
+    run: Callable[..., Run], checkpoint: Path, hub: HubServer
+) -> None:
+    snapshot = checkpoint.with_name("models--a--b") / "snapshots" / "0123"
+    blobs = snapshot.parent.parent / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    for path in checkpoint.iterdir():
+        kept = path if path.suffix == ".safetensors" else path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(kept)
+    (snapshot / "inside.txt").symlink_to(snapshot / "config.json")
+    run("push", snapshot, "tester/model")
+    assert {*SHARDS, "config.json", "inside.txt"} <= {*hub.files("tester/model")}
+
+
 def test_a_commit_between_looking_and_committing_is_not_overwritten(
     hub: HubServer, run: Callable[..., Run], checkpoint: Path, tmp_path: Path
 ) -> None:

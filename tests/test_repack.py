@@ -458,19 +458,6 @@ def test_the_same_decoder_serves_the_rest(tmp_path: Path, monkeypatch: pytest.Mo
     assert set(seen) == {"Q8_0", "F32"}
 
 
-def test_a_cuda_device_decodes_what_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing stays on the CPU, and the report says so; here torch stands in for the device."""
-    source = model(tmp_path / "m.gguf", qtype=of("Q4_0", token_embd="Q8_0"))
-    convert(source, tmp_path / "cpu", repack="exact")
-    monkeypatch.setattr(device, "decoder", lambda name: device.on_torch_device("cpu"))
-    report = convert(source, tmp_path / "cuda", repack="exact", device="cuda")
-    assert "packed on the CPU; the CUDA device decoded what is not packed" in report.notes
-    (file,) = (tmp_path / "cpu").glob("*.safetensors")
-    assert (tmp_path / "cuda" / file.name).read_bytes() == file.read_bytes()
-    dense = convert(source, tmp_path / "dense", device="cuda")
-    assert not any("packed on the CPU" in note for note in dense.notes)
-
-
 @pytest.mark.skipif(bool(device._cuda_devices()), reason="there is a CUDA device")
 def test_without_a_cuda_device_repacking_on_one_is_refused(tmp_path: Path) -> None:
     source = model(tmp_path / "m.gguf")

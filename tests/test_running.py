@@ -1,5 +1,6 @@
 """`verify --run`: a checkpoint that runs right passes, and each kind of damage is found by running it."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import gguf2st
+from gguf2st.errors import UsageError
 from gguf2st.verification.running import check_running
 from tests.oracle.tiny import oracle_gguf
 
@@ -154,3 +156,12 @@ def test_memory_that_nobody_filled_is_seen(copy: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", forgetful)
     assert check_running(copy).problems == ("NaN in lm_head.weight",)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("option", ["model", "run"])
+def test_without_transformers_nothing_is_called_wrong(option: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+    with pytest.raises(UsageError, match=f"--{option} needs transformers") as caught:
+        gguf2st.verify(copy, **{option: True})  # type: ignore[arg-type]
+    assert "pip install" in caught.value.hint

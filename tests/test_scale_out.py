@@ -465,6 +465,24 @@ def test_overwriting(source: Path, tmp_path: Path) -> None:
     assert files_of(tmp_path / "out") == straight(source, tmp_path)
 
 
+def test_an_old_checkpoint_of_the_same_layout_is_not_taken_for_the_new_one(source: Path, tmp_path: Path) -> None:
+    """Nothing is written yet: what there is may be another model's, and the command that makes the shards is named."""
+    other = tiny_llama(tmp_path / "other.gguf", layers=2, qtype="Q8_0", seed=5)
+    gguf2st.convert(other, tmp_path / "out", max_shard_size=NBYTES)
+    path = plan_of(source, tmp_path, overwrite=True)
+    before = files_of(tmp_path / "out")
+    with pytest.raises(OutputError, match="has all shards of this plan already") as caught:
+        api.finish(path)
+    assert f"gguf2st convert --plan {path}" in caught.value.hint
+    assert files_of(tmp_path / "out") == before
+    api.convert_planned(path)
+    api.finish(path)
+    assert files_of(tmp_path / "out") == straight(source, tmp_path)
+    with pytest.raises(OutputError, match="has all shards of this plan already") as caught:
+        api.finish(path)
+    assert f"gguf2st verify {tmp_path / 'out'} --against" in caught.value.hint
+
+
 def test_a_failed_verification_keeps_the_shards(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plan_of(source, tmp_path)
     api.convert_planned(path)

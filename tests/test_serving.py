@@ -16,12 +16,14 @@ import httpx
 import pytest
 
 from gguf2st.errors import Gguf2stError, ServeError, UsageError, VerifyError
+from gguf2st.kernels import cpu, device
 from gguf2st.serving import arguments, launch, preflight, watch
 from gguf2st.serving.causes import ADVICE, CauseReader, advise, is_echo
 from gguf2st.serving.phases import PHASES, PhaseReader
 from gguf2st.serving.session import ServeOptions, serve
 from gguf2st.serving.watch import Event
 from tests import vllm_logs
+from tests.make_gguf import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "num_hidden_layers": 2}
@@ -562,6 +564,16 @@ def test_help_needs_no_torch_and_no_proxy_libraries() -> None:
 
 
 # --- converting into the cache
+
+
+def test_a_conversion_to_serve_leaves_the_device_to_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(device, "decoder", lambda name: asked.append(name) or cpu.dequantize)
+    monkeypatch.setattr(device, "_cuda_devices", lambda: 1)
+    folder, converted = launch.checkpoint(tiny_model(tmp_path / "m.gguf"), cache=tmp_path / "cache")
+    assert converted
+    assert (folder / "config.json").exists()
+    assert asked == ["cpu"]
 
 
 @pytest.mark.real

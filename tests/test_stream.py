@@ -200,4 +200,4 @@ shards.ShardFile.close = damaged
 def test_options_of_pushing_need_a_push(source: Path) -> None:
     for option in ("--no-keep", "--private", "--create-pr", "--message=x", "--revision=x"):
         done = completed("convert", source, option)
-        assert (done.returncode, "go with --push REPO" in done.stderr) == (2, True)
+        assert (done.returncode, "with --push REPO" in done.stderr) == (2, True)

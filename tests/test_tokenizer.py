@@ -14,7 +14,7 @@ import pytest
 
 from gguf2st import convert, make_plan, open_gguf, verify
 from gguf2st.errors import Gguf2stError, TokenizerError
-from gguf2st.tokenizer import build_tokenizer, check_tokenizer, copy_tokenizer, special_tokens
+from gguf2st.tokenizer import build_tokenizer, copy_tokenizer, plan_tokenizer, special_tokens
 from gguf2st.tokenizer.pretokenizers import BY_NAME
 from tests.make_gguf import tiny_model
 from tests.oracle.llamacpp import LlamaCpp, in_child
@@ -112,7 +112,7 @@ def test_a_duplicate_token_is_refused_by_llama_cpp_and_by_us(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="the child ended"):
         in_child(lambda: LlamaCpp(write_gguf(tmp_path / "v.gguf", metadata), vocab_only=True).n_tokens)
     with pytest.raises(TokenizerError, match="1 tokens more than once") as caught:
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
     assert caught.value.problems == ("'he' is token 256 and token 258",)
 
 
@@ -183,10 +183,10 @@ def test_chat_template_is_written_only_when_there_is_one() -> None:
 
 def test_checking_needs_no_tokenizers_library() -> None:
     program = (
-        "import sys\nfrom gguf2st.tokenizer import check_tokenizer\n"
+        "import sys\nfrom gguf2st.tokenizer import plan_tokenizer\n"
         "keys = {'model': 'gpt2', 'pre': 'gpt-2', 'tokens': ['a', 'b', 'ab'], 'merges': ['a b']}\n"
         "keys['token_type'] = [1, 1, 1]\n"
-        "check_tokenizer({f'tokenizer.ggml.{k}': v for k, v in keys.items()})\n"
+        "plan_tokenizer({f'tokenizer.ggml.{k}': v for k, v in keys.items()})\n"
         "print({'tokenizers', 'transformers', 'torch', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -225,7 +225,7 @@ BROKEN: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize(("keys", "message"), BROKEN.values(), ids=BROKEN)
 def test_broken_byte_level_metadata(keys: dict[str, object], message: str) -> None:
     metadata = {key: value for key, value in byte_level(**keys).items() if value is not None}
-    for function in (check_tokenizer, build_tokenizer):
+    for function in (plan_tokenizer, build_tokenizer):
         with pytest.raises(TokenizerError, match=message):
             function(metadata)
 
@@ -233,7 +233,7 @@ def test_broken_byte_level_metadata(keys: dict[str, object], message: str) -> No
 @pytest.mark.parametrize("model", ["test", "gpt2"])
 def test_what_is_not_supported_says_what_is_and_what_to_do(model: str) -> None:
     with pytest.raises(TokenizerError) as caught:
-        check_tokenizer(byte_level(model=model, pre="nonsense"))
+        plan_tokenizer(byte_level(model=model, pre="nonsense"))
     assert "--tokenizer-from DIR_OR_REPO" in caught.value.hint
     available = "smollm" if model == "gpt2" else "gpt2, llama"
     assert available in "".join(caught.value.problems)
@@ -245,7 +245,7 @@ def test_what_is_not_supported_says_what_is_and_what_to_do(model: str) -> None:
 )
 def test_an_id_outside_the_vocabulary(role: str, value: object) -> None:
     metadata = byte_level() | {f"tokenizer.ggml.{role}_token_id": value}
-    for function in (special_tokens, check_tokenizer):
+    for function in (special_tokens, plan_tokenizer):
         with pytest.raises(TokenizerError, match=rf"{role}_token_id is .*, but the ids go from 0 to 257"):
             function(metadata)
 
@@ -270,20 +270,20 @@ def _without_byte_tokens() -> dict[str, object]:
 )
 def test_broken_sentencepiece_metadata(metadata: dict[str, object], message: str) -> None:
     with pytest.raises(TokenizerError, match=message) as caught:
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
     assert "--tokenizer-from" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden", "a b", "\udcff"])
 def test_a_template_name_cannot_leave_the_folder(name: str) -> None:
     with pytest.raises(TokenizerError, match="cannot be a file name"):
-        check_tokenizer(byte_level() | {f"tokenizer.chat_template.{name}": "x"})
+        plan_tokenizer(byte_level() | {f"tokenizer.chat_template.{name}": "x"})
 
 
 @pytest.mark.parametrize("template", [1, ["x"], "\udcff"])
 def test_a_template_is_text(template: object) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.chat_template is not a UTF-8 string"):
-        check_tokenizer(byte_level() | {"tokenizer.chat_template": template})
+        plan_tokenizer(byte_level() | {"tokenizer.chat_template": template})
 
 
 # --- the original tokenizer instead ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gguf2st import api
 from gguf2st.cli.check import command as check
 from gguf2st.errors import TokenizerError, UsageError
 from gguf2st.header import read_header
-from gguf2st.tokenizer import build_tokenizer, check_tokenizer, special_tokens, with_pretokenizer
+from gguf2st.tokenizer import build_tokenizer, plan_tokenizer, special_tokens, with_pretokenizer
 from gguf2st.tokenizer.evidence import SIGNATURES, resolve
 from gguf2st.tokenizer.pretokenizers import BY_NAME, RAW_TEXT
 from tests.oracle.llamacpp import LlamaCpp
@@ -65,7 +65,7 @@ def test_newlines_that_no_merge_makes_are_refused() -> None:
     metadata = _raw_text("gemma4")
     metadata["tokenizer.ggml.merges"] = [m for m in metadata["tokenizer.ggml.merges"] if "\n" not in m]  # type: ignore[attr-defined]
     with pytest.raises(TokenizerError, match="2 runs of newlines are tokens that the merges do not make"):
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -149,13 +149,13 @@ def test_the_best_sum_of_scores(
 )
 def test_a_broken_map_of_characters(charsmap: object, message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
-        check_tokenizer(_unigram(precompiled_charsmap=charsmap))
+        plan_tokenizer(_unigram(precompiled_charsmap=charsmap))
 
 
 @pytest.mark.parametrize("kind", ["t5", "bert"])
 def test_a_kind_that_needs_an_unknown_token(kind: str) -> None:
     metadata = make_metadata(kind, ["a", SPACE + "a"], (), {"scores": array("f", [0.0, 0.0])})
-    for function in (check_tokenizer, build_tokenizer):
+    for function in (plan_tokenizer, build_tokenizer):
         with pytest.raises(TokenizerError, match=r"unknown token|is to be added"):
             function(metadata)
 
@@ -163,7 +163,7 @@ def test_a_kind_that_needs_an_unknown_token(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["rwkv", "plamo2", "hybriddna", "none", "no_vocab"])
 def test_what_tokenizers_cannot_express_is_refused_with_the_reason(kind: str) -> None:
     with pytest.raises(TokenizerError, match=f"model '{kind}' cannot be rebuilt: .{{9}}") as caught:
-        check_tokenizer(byte_level(model=kind))
+        plan_tokenizer(byte_level(model=kind))
     assert "--tokenizer-from" in caught.value.hint
 
 
@@ -190,7 +190,7 @@ def test_the_vocabulary_tells_how_words_are_split(name: str, said: str | None) -
     assert row.ignore_merges == BY_NAME[str(named or "gpt-2")].ignore_merges
     assert len(notes) == 1
     assert notes[0].startswith(f"tokenizer.ggml.pre is {said!r}; the vocabulary is that of")
-    assert notes[0] in check_tokenizer(unsaid)
+    assert notes[0] in plan_tokenizer(unsaid).notes
 
 
 def test_no_two_signatures_fit_one_vocabulary() -> None:
@@ -211,7 +211,7 @@ def _fits_together(first: Mapping[int, str], second: Mapping[int, str]) -> bool:
 def test_an_unknown_vocabulary_is_an_error_with_the_ways_out(said: str | None) -> None:
     metadata = {k: v for k, v in byte_level(pre=said).items() if v is not None}
     with pytest.raises(TokenizerError) as caught:
-        check_tokenizer(metadata)
+        plan_tokenizer(metadata)
     assert "--tokenizer-pre NAME" in caught.value.hint
     assert "--tokenizer-from" in caught.value.hint
     assert "qwen2" in caught.value.problems[0]

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gguf2st.cli.inspect import command as inspect
-from gguf2st.tokenizer import build_tokenizer, check_tokenizer, refused
+from gguf2st.tokenizer import build_tokenizer, plan_tokenizer, refused
 from tests.vocabularies import CACHE, byte_level, load, write_files, write_gguf
 
 TEMPLATE_FOLDER = CACHE / "llama.cpp-11434" / "models" / "templates"
@@ -129,7 +129,7 @@ def _apply(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str,
 def test_what_transformers_refuses_is_said(template: str, problem: str, tmp_path: Path) -> None:
     metadata = byte_level() | {"tokenizer.chat_template": template}
     assert refused(template)[0].startswith(problem)
-    note = next(note for note in check_tokenizer(metadata) if "chat template" in note)
+    note = next(note for note in plan_tokenizer(metadata).notes if "chat template" in note)
     assert note.startswith(f"transformers refuses the chat template: {problem}")
     tokenizer = load(write_files(tmp_path, metadata))
     with pytest.raises((jinja2.TemplateError, TypeError)):  # TypeError: there is no loader of templates
@@ -158,7 +158,7 @@ def test_what_transformers_adds_is_no_problem(template: str) -> None:
 def test_a_template_is_not_run(template: str) -> None:
     """Neither by checking nor by building: these would take all memory or all time."""
     metadata = byte_level() | {"tokenizer.chat_template": template}
-    check_tokenizer(metadata)
+    plan_tokenizer(metadata)
     assert build_tokenizer(metadata).files["chat_template.jinja"] == template.encode()
 
 
@@ -181,3 +181,17 @@ def test_inspect_shows_templates_and_what_is_refused_in_them(tmp_path: Path) -> 
         ("", template, 1),
         ("rag", "{{ messages[0].content }}", 0),
     ]
+
+
+def test_a_template_named_default_does_not_take_the_place_of_the_unnamed_one(tmp_path: Path) -> None:
+    """llama.cpp takes the unnamed one; transformers would take a file of that name first."""
+    metadata = byte_level() | {"tokenizer.chat_template": "A", "tokenizer.chat_template.default": "B"}
+    (note,) = (note for note in plan_tokenizer(metadata).notes if "template" in note)
+    assert note.startswith("chat template 'default' is left out")
+    tokenizer = load(write_files(tmp_path / "both", metadata))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "A"
+    same = metadata | {"tokenizer.chat_template.default": "A"}
+    assert not any("template" in note for note in plan_tokenizer(same).notes)
+    alone = {key: value for key, value in metadata.items() if key != "tokenizer.chat_template"}
+    tokenizer = load(write_files(tmp_path / "alone", alone))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "B"

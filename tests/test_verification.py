@@ -547,7 +547,8 @@ def test_the_dtype_of_the_comparison_is_that_of_the_weights(good: Good, tmp_path
 
 def test_against_another_source(good: Good, tmp_path: Path) -> None:
     other = tiny_model(tmp_path / "other.gguf", "llama", layers=LAYERS, tied=False, qtype="Q8_0", seed=9)
-    problems = gguf2st.verify(good.single, other).problems
+    first, *problems = gguf2st.verify(good.single, other).problems
+    assert first == "this was made from m.gguf, as gguf2st.json says, and is compared with other.gguf"
     assert len(problems) == 9 * LAYERS + 3
     assert all("values differ from the source" in problem for problem in problems)
 

@@ -34,6 +34,15 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"gguf2st.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with names near to one that is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as err:
+            raise click.exceptions.NoSuchCommand(err.command_name, possibilities=_COMMANDS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
@@ -42,8 +51,8 @@ class _LazyGroup(click.Group):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, 6 cannot write, "
-    "7 serving failed, 8 Hub, 9 a model of a batch failed, 10 cluster, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 too little memory, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, "
+    "6 cannot write, 7 serving failed, 8 Hub, 9 a model of a batch failed, 10 cluster, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="gguf2st")
 def cli() -> None:

@@ -6,14 +6,14 @@ import sys
 
 import click
 
-from gguf2st.cli.common import json_option, table
+from gguf2st.cli.common import Command, json_option, table
 from gguf2st.errors import UsageError
 
 COLUMNS = {"arch": "GGUF", "hf_class": "HF CLASS", "proof": "PROOF", "map": "MAP", "when": "WHEN"}
 """Keys of the JSON rows and titles of the table, whose last columns go first where a terminal is narrow."""
 
 
-@click.command("archs")
+@click.command("archs", cls=Command)
 @click.argument("word", required=False, default="")
 @json_option
 def command(word: str, as_json: bool) -> None:

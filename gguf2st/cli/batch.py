@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import printable, table
+from gguf2st.cli.common import Command, PathName, json_file_option, printable, table
 from gguf2st.cli.summary import require_writable, write_json
 from gguf2st.errors import INTERRUPTED, BatchError
 
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 _NOT_IN_MANIFESTS = ("src", "json", "quiet", "help", "dry-run", "plan", "shard")
 
 
-@click.command("batch")
-@click.argument("manifest_file", metavar="MANIFEST.toml", type=click.Path(path_type=Path))
+@click.command("batch", cls=Command)
+@click.argument("manifest_file", metavar="MANIFEST.toml", type=PathName(path_type=Path))
 @click.option("-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Models at a time.")
-@click.option(
-    "--json", "json_file", type=click.Path(allow_dash=True), help="Write all results to this file; - is stdout."
-)
+@json_file_option
 @click.option("--retry-failed", is_flag=True, help="Run models again that failed, though nothing about them changed.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed: bool, quiet: bool) -> None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table, tokenizer_pre_option
+from gguf2st.cli.common import (
+    Command,
+    arch_map_option,
+    json_option,
+    printable,
+    source_argument,
+    table,
+    tokenizer_pre_option,
+)
 from gguf2st.errors import Gguf2stError
 from gguf2st.quoting import shell_line
 
@@ -16,7 +24,7 @@ if TYPE_CHECKING:
     from gguf2st.serving.preflight import Repacking, ServingPreflight
 
 
-@click.command("check")
+@click.command("check", cls=Command)
 @source_argument
 @click.option("--context-length", type=click.IntRange(1), help="Tokens to count the KV cache for; the model's own.")
 @tokenizer_pre_option

@@ -1,5 +1,6 @@
 """What the commands share: options, how errors are printed, sizes, progress."""
 
+import gc
 import json
 import os
 import re
@@ -8,28 +9,40 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import click
+from click.shell_completion import CompletionItem
 
-from gguf2st.errors import INTERRUPTED, Gguf2stError, OutputError
+from gguf2st.errors import INTERRUPTED, Gguf2stError, OutputError, UsageError
+from gguf2st.quoting import source_word
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+
+class PathName(click.Path):
+    """A path that is not empty: an unset variable of a script does not mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse "", which Python's paths take for "."; click turns a failure into a usage error."""
+        if not os.fspath(value):
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 arch_map_option = click.option(
     "--arch-map",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=PathName(path_type=Path, exists=True, dir_okay=False),
     help="Use this arch map instead of choosing one.",
 )
 tokenizer_pre_option = click.option(
-    "--tokenizer-pre",
-    metavar="NAME",
-    help="How words are split, as a tokenizer.ggml.pre name, whatever the file says.",
+    "--tokenizer-pre", metavar="NAME", help="How words are split, as a tokenizer.ggml.pre name, whatever the file says."
 )
 dtype_option = click.option(
     "--dtype",
@@ -45,19 +58,54 @@ repack_option = click.option(
     help="Keep weights quantized, in formats that vLLM serves.",
 )
 
+json_file_option = click.option(
+    "--json", "json_file", type=PathName(allow_dash=True), help="Write the results to this file; - is stdout."
+)
+
 _SELECT = "gguf2st.select"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
+class Command(click.Command):
+    """A command whose options take no other option for their value: `--json -o DIR` means two, and one lacks its file.
+
+    A value that is spelled like an option of the command is given as `--name=VALUE`.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option that another one of the command follows where its value should be."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        valued = {name for option in options if not option.is_flag and not option.count for name in option.opts}
+        before_dashes = args[: args.index("--")] if "--" in args else args
+        for name, value in pairwise(before_dashes):
+            if name in valued and value in names:
+                raise click.UsageError(f"Option {name!r} needs a value, and {value!r} is another option.", ctx)
+        return super().parse_args(ctx, args)
+
+
+class SourceName(click.ParamType[str]):
+    """SRC: a text, of which a shell can only complete the names of files."""
+
+    name = "source"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell complete names of files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+SOURCE = SourceName()
+
+
 def source_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """SRC, and --select, which is another way to write `SRC:TEXT`."""
-    return click.argument("src", metavar="SRC", callback=_with_selection)(_select_option(command))
+    return click.argument("src", metavar="SRC", type=SOURCE, callback=_with_selection)(_select_option(command))
 
 
 def optional_source_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """The same for a command that also does without: None then."""
-    argument = click.argument("src", metavar="[SRC]", required=False, callback=_with_selection)
+    argument = click.argument("src", metavar="[SRC]", type=SOURCE, required=False, callback=_with_selection)
     return argument(_select_option(command))
 
 
@@ -95,6 +143,9 @@ class Size(click.ParamType[int]):
 def run(command: click.Command, args: list[str] | None) -> Any:
     """Run the command line and exit; every expected failure is one message and its code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    # What a run reads stays until it ends: to look through half a million tokens for garbage again and again took a
+    # fifth of a small conversion's time.
+    gc.set_threshold(100_000, 50, 100)
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
@@ -109,10 +160,12 @@ def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
         command.main(args=args, standalone_mode=False, prog_name="gguf2st", color=_color())
     except click.exceptions.Exit as err:
         sys.exit(err.exit_code)
-    except click.ClickException as err:
+    except click.exceptions.NoArgsIsHelpError as err:
         with suppress(OSError):
             err.show()
         sys.exit(err.exit_code)
+    except click.ClickException as err:
+        _fail(_usage_error(err), args)
     except (click.Abort, KeyboardInterrupt):
         _say(click.style("interrupted", fg="red", bold=True))
         sys.exit(INTERRUPTED)
@@ -125,6 +178,16 @@ def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
             raise  # of standard output, mostly
         _fail(OutputError(f"{os.fsdecode(err.filename)}: {err.strerror or err}"), args)
     sys.exit(0)
+
+
+def _usage_error(err: click.ClickException) -> UsageError:
+    """What click says of the command line, as we say it."""
+    context = err.ctx if isinstance(err, click.UsageError) else None
+    command = context.command_path if context else "gguf2st"
+    hint = f"`{command} --help` has the options, and examples"
+    if isinstance(err, click.exceptions.NoSuchCommand) and ("/" in (name := err.command_name) or Path(name).exists()):
+        hint = f"a command goes first: gguf2st convert {source_word(name)}"
+    return UsageError(" ".join(err.format_message().split()), hint=hint)
 
 
 def _fail(err: Gguf2stError, args: list[str] | None) -> NoReturn:

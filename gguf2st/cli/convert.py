@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import optional_source_argument, printable, progress_bar
+from gguf2st.cli.common import Command, PathName, json_file_option, optional_source_argument, printable, progress_bar
 from gguf2st.cli.options import PLANNED, conversion_options, device_option, options_of, require_absent, threads_option
-from gguf2st.cli.push import push_options, show_pushed
+from gguf2st.cli.push import PUSHING, push_too_options, show_pushed, target_of
 from gguf2st.cli.summary import require_writable, show_done, show_summary, upload, write_json
 from gguf2st.quoting import shell_word
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from gguf2st.report import Report
 
 
-@click.command("convert")
+@click.command("convert", cls=Command)
 @optional_source_argument
 @conversion_options
 @device_option
 @threads_option
-@click.option("--plan", type=click.Path(path_type=Path), metavar="P", help="Instead of SRC: shards of this plan file.")
+@click.option("--plan", type=PathName(path_type=Path), metavar="P", help="Instead of SRC: shards of this plan file.")
 @click.option("--shard", metavar="I/N", help="With --plan: only the I-th of N shares of its shards.")
 @click.option(
     "--engine",
@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 )
 @click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster; by default the one on this machine.")
 @click.option("--dry-run", is_flag=True, help="Plan and check, but write nothing.")
-@click.option(
-    "--json", "json_file", type=click.Path(allow_dash=True), help="Write the report to this file; - is stdout."
-)
-@click.option("--push", metavar="REPO", help="Upload the checkpoint to this Hub repository, org/name, too.")
+@json_file_option
+@push_too_options
 @click.option("--no-keep", is_flag=True, help="With --push: delete each shard once it is uploaded.")
-@push_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     src: str | None,
@@ -53,10 +50,6 @@ def command(
     json_file: str | None,
     push: str | None,
     no_keep: bool,
-    private: bool,
-    revision: str,
-    create_pr: bool,
-    message: str,
     quiet: bool,
     **given: Any,
 ) -> None:
@@ -94,7 +87,7 @@ def command(
       gguf2st convert --plan model.plan --shard 3/20
       gguf2st convert model.gguf -o model --engine ray --address 10.0.0.1:6379
     """
-    from gguf2st.hub.push import PushOptions, require_access
+    from gguf2st.hub.push import require_access
 
     if address and engine != "ray":
         raise click.UsageError("--address goes with --engine ray")
@@ -102,20 +95,18 @@ def command(
         require_absent(["src"], "is not given with --plan, which names the source")
         require_absent([*PLANNED, "output"], "is settled by the plan: it goes with `gguf2st plan SRC --write P`")
         require_absent(["push", "no_keep", "dry_run"], "does not go with --plan; `gguf2st finish P` uploads")
-        require_absent(["private", "revision", "create_pr", "message"], "goes with `gguf2st finish P --push REPO`")
+        require_absent(PUSHING, "goes with `gguf2st finish P --push REPO`")
         _convert_planned(plan, shard, device, threads, engine, address, json_file, quiet)
         return
     if src is None:
         raise click.UsageError("Missing argument 'SRC', or --plan.")
     if shard is not None:
         raise click.UsageError("--shard goes with --plan: `gguf2st plan SRC --write P` writes one")
-    if push is None and (no_keep or private or revision or create_pr or message):
-        raise click.UsageError("--no-keep, --private, --revision, --create-pr and --message go with --push REPO")
-    target = None
-    if push is not None:
-        target = PushOptions(push, private=private, revision=revision, create_pr=create_pr, message=message)
-        if not dry_run:
-            require_access(target)
+    if push is None and no_keep:
+        raise click.UsageError("--no-keep goes with --push REPO")
+    target = target_of(push, given)
+    if target and not dry_run:
+        require_access(target)
     arguments = {"device": device, "threads": threads, "engine": engine, "address": address, "dry_run": dry_run}
     report = _convert(src, output, given, arguments, json_file, quiet, target if no_keep else None)
     if target and report.output:

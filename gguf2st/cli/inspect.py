@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import arch_map_option, json_option, printable, source_argument, table
+from gguf2st.cli.common import Command, arch_map_option, json_option, printable, source_argument, table
 from gguf2st.errors import TokenizerError, short
 from gguf2st.keys import brief
 from gguf2st.quoting import source_word
@@ -19,7 +19,7 @@ TEMPLATE_LINES = 6
 """How much of a chat template is shown."""
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Command)
 @source_argument
 @json_option
 @arch_map_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from gguf2st.cli.common import Size, arch_map_option, dtype_option, repack_option, tokenizer_pre_option
+from gguf2st.cli.common import PathName, Size, arch_map_option, dtype_option, repack_option, tokenizer_pre_option
 
 if TYPE_CHECKING:
     from gguf2st.conversion import Options
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OUTPUT = click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, readable=False),
+    type=PathName(path_type=Path, readable=False),
     help="Folder to write; beside the source by default.",
 )
 _FOR_BYTES = (

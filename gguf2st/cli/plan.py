@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from gguf2st.cli.common import json_option, printable, source_argument, table
+from gguf2st.cli.common import Command, PathName, json_option, printable, source_argument, table
 from gguf2st.cli.options import PLANNED, conversion_options, options_of, require_absent
 from gguf2st.cli.summary import show_choices, show_summary
 from gguf2st.quoting import shell_word
 
 
-@click.command("plan")
+@click.command("plan", cls=Command)
 @source_argument
 @conversion_options
-@click.option("--write", type=click.Path(path_type=Path), metavar="P", help="Write a plan file for `convert --plan`.")
+@click.option("--write", type=PathName(path_type=Path), metavar="P", help="Write a plan file for `convert --plan`.")
 @json_option
 def command(src: str, output: Path | None, write: Path | None, as_json: bool, **given: Any) -> None:
     """Show the equations of a conversion as instantiated for a file: HF tensor = GGUF tensors | ops.
@@ -61,7 +61,8 @@ def _show(src: str, as_json: bool, given: dict[str, Any]) -> None:
     from gguf2st import api
     from gguf2st.choice import decisions
     from gguf2st.config.quantization import quantization_config
-    from gguf2st.plan import folded_equations, to_json
+    from gguf2st.plan import folded_equations
+    from gguf2st.plan_json import to_json
 
     names = ("dtype", "repack", "max_shard_size", "arch_map")
     plan = api.make_plan(src, **{name: given[name] for name in names})

@@ -13,22 +13,22 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import printable, progress_bar
+from gguf2st.cli.common import SOURCE, Command, PathName, printable, progress_bar
 
 if TYPE_CHECKING:
     from gguf2st.serving.watch import Event
 
 
-@click.command("serve")
-@click.argument("src", metavar="DIR_OR_GGUF")
+@click.command("serve", cls=Command)
+@click.argument("src", metavar="DIR_OR_GGUF", type=SOURCE)
 @click.argument("vllm_arguments", metavar="[-- VLLM_ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--vllm-python", type=click.Path(path_type=Path), help="Interpreter of vLLM's environment.")
+@click.option("--vllm-python", type=PathName(path_type=Path), help="Interpreter of vLLM's environment.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Where to listen: 8000 by default; 0 takes a free port.")
 @click.option("--smoke", is_flag=True, help="Ask for a completion and a chat, check finite logprobs, and exit.")
 @click.option("--restart", type=click.IntRange(0), default=0, metavar="N", help="Start a dead engine again, N times.")
 @click.option("--proxy", is_flag=True, help="Answer 503 while the engine restarts (needs gguf2st[proxy]).")
 @click.option("--no-verify", is_flag=True, help="Serve a checkpoint that is not whole, too.")
-@click.option("--cache", type=click.Path(path_type=Path), help="Where converted models are kept: ~/.cache/gguf2st.")
+@click.option("--cache", type=PathName(path_type=Path), help="Where converted models are kept: ~/.cache/gguf2st.")
 @click.option("--log", type=click.File("wb", lazy=False), help="Keep vLLM's whole output in this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per event.")
 def command(

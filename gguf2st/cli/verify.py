@@ -7,13 +7,22 @@ from pathlib import Path
 
 import click
 
-from gguf2st.cli.common import arch_map_option, json_option, printable, progress_bar, show_error
+from gguf2st.cli.common import (
+    SOURCE,
+    Command,
+    PathName,
+    arch_map_option,
+    json_option,
+    printable,
+    progress_bar,
+    show_error,
+)
 from gguf2st.errors import VerifyError
 
 
-@click.command("verify")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--against", metavar="SRC", help="The GGUF it came from: every value is compared.")
+@click.command("verify", cls=Command)
+@click.argument("folder", metavar="DIR", type=PathName(path_type=Path))
+@click.option("--against", metavar="SRC", type=SOURCE, help="The GGUF it came from: every value is compared.")
 @click.option(
     "--sample",
     type=click.FloatRange(0, 1, min_open=True),
@@ -26,6 +35,12 @@ from gguf2st.errors import VerifyError
     help="With --against, what packed weights may lose where their format cannot hold the source's numbers; "
     "0.01 for 8 bits, twice that for each bit less.",
 )
+@click.option(
+    "--accept",
+    type=click.Choice(["chat-template", "generation-config"]),
+    multiple=True,
+    help="With --against, take this for edited on purpose: it may differ from the source. Can be given twice.",
+)
 @click.option("--model", is_flag=True, help="Compare with transformers' class too (needs gguf2st[verify]).")
 @click.option("--run", is_flag=True, help="Load and run it too, and compare with llama.cpp if --against is given.")
 @json_option
@@ -35,6 +50,7 @@ def command(
     against: str | None,
     sample: float,
     max_rel_rmse: float | None,
+    accept: tuple[str, ...],
     model: bool,
     run: bool,
     as_json: bool,
@@ -50,12 +66,13 @@ def command(
       gguf2st verify model
       gguf2st verify model --against model.Q4_K_M.gguf --model --run
       gguf2st verify model --against model.Q4_K_M.gguf --sample 0.01
+      gguf2st verify model --against model.Q4_K_M.gguf --accept chat-template
     """
     from gguf2st import api
     from gguf2st.source import locate
 
-    if not against and (sample < 1 or max_rel_rmse is not None):
-        raise click.UsageError("--sample and --max-rel-rmse go with --against SRC")
+    if not against and (sample < 1 or max_rel_rmse is not None or accept):
+        raise click.UsageError("--sample, --max-rel-rmse and --accept go with --against SRC")
     total, source = 0, None
     if against and (folder / "config.json").is_file():
         source = locate(against)
@@ -66,6 +83,7 @@ def command(
             source or against,
             sample=sample,
             max_rel_rmse=max_rel_rmse,
+            accept=accept,
             model=model,
             run=run,
             arch_map=arch_map,

@@ -47,3 +47,21 @@ def layer_types(scope: FileScope, layers: int, default_pattern: int) -> list[str
         if len(sliding) != layers:
             raise MapError(f"attention.sliding_window_pattern has {len(sliding)} items for {layers} layers")
     return ["sliding_attention" if s else "full_attention" for s in sliding]
+
+
+PREFIX = (
+    "tokens of a prompt see each other in both directions in vLLM, in transformers where their token_type_ids are 1,"
+    " and in llama.cpp never"
+)
+NO_PREFIX = "vLLM 0.32 lets tokens of a prompt see each other in both directions all the same; transformers does not"
+
+
+@function("hrm.prefix_lm")
+def prefix_lm(scope: FileScope) -> bool:
+    """HRM-Text: whether the tokens of a prompt see each other in both directions, with what its readers make of that.
+
+    vLLM's class (models/hrm_text.py) always lets them, llama.cpp (hrm-text.cpp) never does.
+    """
+    both = scope.get("hrm.prefix_lm") is True
+    scope.note(f"prefix_lm = {str(both).lower()}: {PREFIX if both else NO_PREFIX}")
+    return both

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -28,6 +28,18 @@ def gptneox_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share} | scaling,
     }
     return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+NEOX_20B = (44, 6144)
+"""Layers and width of EleutherAI/gpt-neox-20b, whose config.json has gelu_fast; those of other models have gelu."""
+
+
+@function()
+def gptneox_activation(scope: FileScope, layers: int, hidden: int) -> Any:
+    """The activation of the published models of that shape, which no file says."""
+    found = "gelu_fast" if (layers, hidden) == NEOX_20B else "gelu"
+    why = "the file does not say; that of the published models of its shape. llama.cpp runs the tanh form for every one"
+    return assumed(scope, found, "hidden_act", why)
 
 
 @function("attention.clamp_kqv", "attention.max_alibi_bias")

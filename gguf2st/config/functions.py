@@ -20,6 +20,10 @@ class FileScope(Protocol):
         """Whether the file has the tensor."""
         ...
 
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The shape of a tensor. Raises MapError when the file lacks it."""
+        ...
+
     def note(self, text: str) -> None:
         """Say something about the result in the report."""
         ...

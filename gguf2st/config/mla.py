@@ -9,6 +9,11 @@ PUBLISHED_GROUPS = {(60, 160): (8, 3), (61, 256): (8, 4)}
 """Layers and experts -> (n_group, topk_group) of DeepSeek-V2 and V2.5 (config.json of deepseek-ai/DeepSeek-V2: 8 and 3,
 group_limited_greedy), and of V3 and R1 (transformers' DeepseekV3Config, whose defaults are theirs: 8 and 4)."""
 
+KIMI_K2 = (61, 384)
+"""Layers and experts of Kimi K2, whose yarn has beta_fast 1 and beta_slow 1; Kimi K2.5 and 2.6 have 32 and 1, as usual,
+and are told by their norms' epsilon."""
+KIMI_K2_5_EPS = 5e-6
+
 
 @function("rope.")
 def mla_rope(scope: FileScope, dims: int) -> dict[str, Any]:
@@ -25,6 +30,21 @@ def mla_rope(scope: FileScope, dims: int) -> dict[str, Any]:
         out["rope_parameters"] = out["rope_parameters"] | both
         out["rope_scaling"] = out["rope_scaling"] | both
     return out
+
+
+@function("rope.")
+def deepseek_rope(scope: FileScope, dims: int, layers: int, experts: int, eps: float) -> dict[str, Any]:
+    """`mla_rope`; where the file of a Kimi K2 has no bounds of yarn, those of its config.json, which are not usual.
+
+    Converters before late 2025 did not write them, and llama.cpp runs such files with 32 and 1.
+    """
+    out = mla_rope(scope, dims)
+    parameters = out["rope_parameters"]
+    if (layers, experts) != KIMI_K2 or eps >= KIMI_K2_5_EPS or "beta_fast" in parameters:
+        return out
+    scope.note("beta_fast = 1, beta_slow = 1 of yarn are assumed: the file does not say; Kimi K2 has these")
+    bounds = {"beta_fast": 1.0, "beta_slow": 1.0}
+    return out | {key: out[key] | bounds for key in ("rope_parameters", "rope_scaling") if out.get(key)}
 
 
 @function("expert_group_count", "expert_group_used_count")

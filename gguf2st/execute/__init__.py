@@ -1,10 +1,10 @@
 """Plan -> shards. Rows stream in chunks through one decoder, or one packer; memory does not grow with the model.
 
-Chunks of several entries whose blocks have the same type may share a call of the decoder (a batch), as GPUs like it.
+Chunks of several entries whose blocks have the same type may share a call (a batch), as GPUs like it.
 
 An entry whose ops only move whole rows is read chunk by chunk: the ops are applied to row numbers, and each chunk
 gathers its quantized rows, which are then decoded, or packed in their new order. Any other entry is decoded whole in
-float32, put through its ops, and cast. Packing runs on the CPU, whatever decodes.
+float32, put through its ops, and cast.
 """
 
 import os
@@ -183,7 +183,9 @@ def _write_shard(
     entries = [e for e in plan.entries if e.outputs[0].shard == index]
     entries.sort(key=lambda e: [(sources[s].file, sources[s].offset) for s in e.sources])  # read forwards
     with ShardFile(path, shard_outputs(plan, index), part) as shard:
-        chunks = (c for e in entries for c in chunks_of(e, plan.header, backend.chunk_nbytes))
+        # Packed weights are cut alike for every backend, because what is lost is summed up by chunks.
+        sizes = ((e, backend.chunk_nbytes if e.scheme == DENSE else CHUNK_NBYTES) for e in entries)
+        chunks = (c for e, nbytes in sizes for c in chunks_of(e, plan.header, nbytes))
         batches = batches_of(chunks, backend.batch_nbytes)
         in_threads(threads, batches, lambda: Worker(plan, reader, backend, shard, losses, progress).run)
     return losses.sums(e.name for e in entries)

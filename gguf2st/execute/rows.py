@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf2st.header import Header, Source
-from gguf2st.ops import OPS
+from gguf2st.ops import OPS, SLICES
 from gguf2st.plan import DENSE, DTYPE_NBYTES, Entry
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes import SCHEMES
@@ -82,6 +82,11 @@ def rows_of(entry: Entry, header: Header) -> Rows | None:
         first += ops.pop(0)[1] * int(np.prod(lead[1:-1]))
         lead.pop(0)
         shapes = [tuple(lead)]
+    while len(sources) == 1 and ops and ops[0][0] in SLICES and len(lead) == 2:
+        op, *arguments = ops.pop(0)
+        kept = OPS[op].fn(range(lead[0]), *arguments)  # a table may have more rows than their numbers find room
+        first, lead[0] = first + kept.start, len(kept)
+        shapes = [tuple(lead)]
     order, n_rows = None, int(starts[-1]) if len(sources) > 1 else int(np.prod(lead[:-1]))
     if ops:
         arrays: list[Any] = [
@@ -122,17 +127,17 @@ def chunks_of(entry: Entry, header: Header, nbytes: int) -> Iterator[Chunk]:
 
 
 def batches_of(chunks: Iterator[Chunk], nbytes: int) -> Iterator[list[Chunk]]:
-    """Chunks that one call can decode: of one ggml type and dtype, together `nbytes` of output or just above.
+    """Chunks that one call can decode or pack: of one ggml type, scheme and dtype, together `nbytes` or just above.
 
-    An entry in one piece, or one that is packed, is a batch by itself.
+    An entry in one piece, of several types, or whole numbers, are a batch by themselves.
     """
-    waiting: dict[tuple[str, str], list[Chunk]] = {}
-    sizes: Counter[tuple[str, str]] = Counter()
+    waiting: dict[tuple[str, str, str], list[Chunk]] = {}
+    sizes: Counter[tuple[str, str, str]] = Counter()
     for chunk in chunks:
-        if chunk.rows is None or chunk.entry.scheme != DENSE:
+        if chunk.rows is None or len(chunk.rows.qtypes) > 1 or chunk.entry.whole:
             yield [chunk]
             continue
-        kind = chunk.rows.sources[0].qtype, chunk.entry.dtype
+        kind = chunk.rows.sources[0].qtype, chunk.entry.scheme, chunk.entry.dtype
         waiting.setdefault(kind, []).append(chunk)
         sizes[kind] += chunk.nbytes
         if sizes[kind] >= nbytes:

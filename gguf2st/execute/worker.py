@@ -14,6 +14,7 @@ from gguf2st.execute.losses import Losses
 from gguf2st.execute.reader import Bytes, Reader
 from gguf2st.execute.rows import Chunk, Rows
 from gguf2st.execute.underflow import lost_values
+from gguf2st.execute.whole import whole_numbers
 from gguf2st.header import Source
 from gguf2st.kernels import cpu
 from gguf2st.kernels.device import Backend
@@ -40,6 +41,19 @@ class _Place:
     n_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows of one type: those of a chunk, or those `at` some of them."""
+
+    chunk: Chunk
+    rows: Rows
+    at: "NDArray[np.int64] | None"
+
+    @property
+    def n_rows(self) -> int:
+        return self.chunk.stop - self.chunk.start if self.at is None else len(self.at)
+
+
 class Worker:
     """One thread's scratch memory, and its part of a shard."""
 
@@ -54,12 +68,13 @@ class Worker:
 
     def run(self, batch: list[Chunk]) -> None:
         """Read, decode or pack, check and write."""
-        if batch[0].rows is None:
+        if batch[0].entry.whole:
+            self._numbers(batch[0])
+        elif batch[0].rows is None:
             self._whole(batch[0].entry)
-        elif batch[0].entry.scheme != DENSE:
-            self._pack(batch[0], batch[0].rows)
         else:
-            self._stream([(chunk, chunk.rows) for chunk in batch if chunk.rows is not None])
+            work = self._stream if batch[0].entry.scheme == DENSE else self._pack
+            work([(chunk, chunk.rows) for chunk in batch if chunk.rows is not None])
 
     def _stream(self, batch: list[tuple[Chunk, Rows]]) -> None:
         """Decode chunks of one type in one call; those that the file scales one by one, through float32."""
@@ -88,26 +103,31 @@ class Worker:
             begin += place.n_blocks
         self._emit(qtype, blocks, places)
 
-    def _pack(self, chunk: Chunk, rows: Rows) -> None:
-        """Pack rows; those of each type apart."""
-        scheme = SCHEMES[chunk.entry.scheme]
-        numbers = rows.numbers(chunk.start, chunk.stop)
-        for qtype in rows.qtypes:
-            at = None if len(rows.qtypes) == 1 else np.flatnonzero(_are(numbers, rows, qtype))
-            n_rows = len(numbers) if at is None else len(at)
-            if not n_rows:
-                continue
+    def _pack(self, batch: list[tuple[Chunk, Rows]]) -> None:
+        """Pack chunks of one type in one call; a chunk of several types is a batch by itself, and each type a call."""
+        entry, qtypes = batch[0][0].entry, batch[0][1].qtypes
+        scheme = SCHEMES[entry.scheme]
+        for qtype in qtypes:
             kind = TYPES[qtype]
-            blocks = self._room(n_rows * rows.n_cols // kind.block * kind.nbytes)
-            self._fill(blocks.reshape(n_rows, -1), chunk, rows, at)
-            blocks = blocks.reshape(-1, kind.nbytes)
-            packed = scheme.pack(qtype, blocks, n_rows, chunk.entry.dtype)
-            if packed.bad:
-                raise self._unpackable(chunk.entry, qtype, blocks, packed.bad)
-            self._write_parts(chunk, packed, at)
-            self._losses.add(chunk.entry.name, packed.error, packed.power)
-        if chunk.start == 0:
-            self._write_once(chunk.entry)
+            runs = [_Run(chunk, rows, None if len(qtypes) == 1 else _at(chunk, rows, qtype)) for chunk, rows in batch]
+            runs = [run for run in runs if run.n_rows]
+            if not runs:
+                continue
+            sizes = [(run.n_rows * run.rows.n_cols // kind.block, run.n_rows) for run in runs]
+            ends = np.cumsum([n_blocks for n_blocks, _ in sizes])
+            blocks = self._room(int(ends[-1]) * kind.nbytes).reshape(-1, kind.nbytes)
+            parts = np.split(blocks, ends[:-1])
+            for run, part in zip(runs, parts, strict=True):
+                self._fill(part.reshape(run.n_rows, -1), run.chunk, run.rows, run.at)
+            packs = self._backend.pack(scheme, qtype, entry.dtype, blocks, sizes)
+            for run, part, packed in zip(runs, parts, packs, strict=True):
+                if packed.bad:
+                    raise self._unpackable(run.chunk.entry, qtype, part, packed.bad)
+                self._write_parts(run.chunk, packed, run.at)
+                self._losses.add(run.chunk.entry.name, packed.error, packed.power)
+        for chunk, _ in batch:
+            if chunk.start == 0:
+                self._write_once(chunk.entry)
 
     def _write_parts(self, chunk: Chunk, packed: Packed, at: "NDArray[np.int64] | None") -> None:
         """Write the packed rows of a chunk, or those `at` some of its rows."""
@@ -199,6 +219,26 @@ class Worker:
             part = flat[at : at + step].view(np.uint8).reshape(-1, 4)
             self._emit("F32", part, [_Place(entry, at * itemsize, len(part))])
 
+    def _numbers(self, chunk: Chunk) -> None:
+        """Write whole numbers, of the file's tensors or of its metadata, as they are."""
+        entry, rows, start = chunk.entry, chunk.rows, 0
+        if rows is not None:
+            kind = TYPES[rows.sources[0].qtype]
+            blocks = self._room((chunk.stop - chunk.start) * rows.n_cols * kind.nbytes)
+            self._fill(blocks.reshape(chunk.stop - chunk.start, -1), chunk, rows)
+            numbers, start = whole_numbers(kind.name, blocks), chunk.start * rows.n_cols
+        else:
+            arrays: list[Any] = []
+            for source in (self._plan.header.sources[name] for name in entry.sources):
+                stretch = self._stretch(source, 0, source.nbytes or 0)
+                arrays.append(whole_numbers(source.qtype, stretch).reshape(source.shape))
+            for op, *arguments in entry.ops:
+                arrays = [OPS[op].fn(*arrays, *arguments)]
+            numbers = np.ascontiguousarray(arrays[0])
+        data = numbers.reshape(-1).view(np.uint8)
+        self._shard.write(entry.outputs[0].start + start * DTYPE_NBYTES[entry.dtype], data.data)
+        self._progress(len(data))
+
     def _emit(self, qtype: str, blocks: Bytes, places: list[_Place]) -> None:
         """Decode blocks to the output dtype, check that all values are finite, and write them to their places."""
         block, dtype = TYPES[qtype].block, places[0].entry.dtype
@@ -273,13 +313,14 @@ class Worker:
         return self._raw[:nbytes]
 
 
-def _are(numbers: "NDArray[np.int64]", rows: Rows, qtype: str) -> "NDArray[np.bool_]":
-    """Which of the numbers are rows of sources of a type."""
+def _at(chunk: Chunk, rows: Rows, qtype: str) -> "NDArray[np.int64]":
+    """Which of a chunk's rows are rows of sources of a type."""
+    numbers = rows.numbers(chunk.start, chunk.stop)
     found = np.zeros(len(numbers), np.bool_)
     for source, start, stop in zip(rows.sources, rows.starts, rows.starts[1:], strict=False):
         if source.qtype == qtype:
             found |= (numbers >= start) & (numbers < stop)
-    return found
+    return np.flatnonzero(found)
 
 
 def _breaks(at: "NDArray[np.int64]") -> "NDArray[np.int64]":

@@ -1,13 +1,15 @@
 """A folder by its path, or the files of a Hub repository as a folder."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gguf2st.errors import UsageError
+from gguf2st.errors import SourceError, UsageError
 from gguf2st.hub.errors import hub_errors
 from gguf2st.hub.reference import parse_reference
+from gguf2st.links import leads_elsewhere
 
 
 def local_folder(name: str | Path, patterns: list[str]) -> Path:
@@ -32,6 +34,32 @@ def local_folder(name: str | Path, patterns: list[str]) -> Path:
 
     with hub_errors(reference.repo, revision=reference.revision), _bars_on_terminals_only():
         return Path(snapshot_download(reference.repo, revision=reference.revision or None, allow_patterns=patterns))
+
+
+def files_to_upload(folder: Path) -> tuple[list[str], list[str]]:
+    """(names of the files of a checkpoint to upload, in sub-folders too, names of hidden files and folders).
+
+    A link is followed where it stays in the folder, or leads into the Hub's cache that the folder is of; weights may be
+    anywhere, as they were read as such. Any other may show the world a file that nobody wanted to upload.
+
+    Raises:
+        SourceError: there is such a link.
+    """
+    names: list[str] = []
+    hidden: list[str] = []
+    for path, folders, files in os.walk(folder):
+        hidden += (name for name in (*folders, *files) if name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in (Path(path, name) for name in sorted(files) if not name.startswith(".")):
+            if not file.is_file():
+                continue
+            if file.suffix != ".safetensors" and leads_elsewhere(file, folder):
+                raise SourceError(
+                    f"{file} is a link to {file.resolve()}, outside of the checkpoint: nothing was uploaded",
+                    hint="put a copy in its place if it belongs to the checkpoint, or remove it",
+                )
+            names.append(file.relative_to(folder).as_posix())
+    return names, sorted(hidden)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ PROVENANCE_FILE = "gguf2st.json"
 _GENERAL = re.compile(
     r"general\.(name|basename|finetune|size_label|version|author|organization|quantized_by|tags|languages"
     r"|license(\.(name|link))?|url|repo_url|source\.(url|repo_url|huggingface\.repository)"
-    r"|base_model\.(count|\d+\.(name|organization|version|url|repo_url)))"
+    r"|base_model\.(count|[0-9]{1,3}\.(name|organization|version|url|repo_url)))"
 )
 _FIELDS = ("arch", "map", "hf_class", "dtype", "tensors", "parameters", "source_nbytes", "output_nbytes")
 # A name of a folder, as old converters wrote into general.name, or as a note has it.
@@ -29,6 +29,8 @@ _FOLDER = re.compile(r"(?:(?<=[\s'\"(])|^)(?:~?/[^\s/]+/|\.{1,2}[/\\]|[A-Za-z]:[
 _JSON_KINDS: dict[Any, type] = {tuple: list, Mapping: dict}
 MAX_TEXT = 300
 """Characters of a value from the GGUF; longer ones are no names, tags or addresses."""
+MAX_ITEMS = 1000
+"""Items of a list from the GGUF; models have up to a few hundred languages."""
 
 
 @dataclass(frozen=True)
@@ -131,5 +133,7 @@ def _names_folder(note: str) -> bool:
 
 def _wanted(key: str, value: object) -> bool:
     values = value if isinstance(value, list) else [value]
+    if not _GENERAL.fullmatch(key) or len(values) > MAX_ITEMS:
+        return False
     plain = all(isinstance(v, int | float) or (isinstance(v, str) and len(v) <= MAX_TEXT) for v in values)
-    return plain and bool(_GENERAL.fullmatch(key)) and not any(_FOLDER.match(str(v)) for v in values)
+    return plain and not any(_FOLDER.match(str(v)) for v in values)

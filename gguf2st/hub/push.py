@@ -6,7 +6,6 @@ again, so that the same command after an interruption goes on where it stopped.
 
 import fnmatch
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from gguf2st import __version__
 from gguf2st.errors import HubError, UsageError
 from gguf2st.hub.card import CARD_FILE, is_own, make_card
 from gguf2st.hub.errors import LOG_IN, hub_errors, mask
+from gguf2st.hub.folder import files_to_upload
 from gguf2st.hub.provenance import PROVENANCE_FILE, read_provenance
 from gguf2st.verification import Verification, verify_folder
 
@@ -98,14 +98,14 @@ def push_folder(folder: Path, options: PushOptions, *, quiet: bool = True) -> Pu
         quiet: show no progress of the upload.
 
     Raises:
-        SourceError: the folder is not there.
+        SourceError: the folder is not there, or holds a link to a file elsewhere.
         VerifyError: it is damaged; nothing is uploaded.
         HubError: no access, the Hub cannot be reached, or holds something else than what was sent.
     """
     verification = verify_folder(folder)
     verification.require_ok()
+    names, hidden = files_to_upload(folder)
     with Upload(options, quiet=quiet) as upload:
-        names, hidden = _files(folder)
         if CARD_FILE in names and is_own((folder / CARD_FILE).read_text(encoding="utf-8", errors="replace")):
             names.remove(CARD_FILE)  # downloaded with the checkpoint: it is written anew, for this repository
         upload.send({name: folder / name for name in names})
@@ -343,15 +343,3 @@ def _api() -> "HfApi":
     from huggingface_hub import HfApi
 
     return HfApi(library_name="gguf2st", library_version=__version__)
-
-
-def _files(folder: Path) -> tuple[list[str], list[str]]:
-    """(names of the files to upload, in sub-folders too, names of hidden files and folders)."""
-    names: list[str] = []
-    hidden: list[str] = []
-    for path, folders, files in os.walk(folder):
-        hidden += (name for name in (*folders, *files) if name.startswith("."))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = (Path(path, name) for name in sorted(files) if not name.startswith("."))
-        names += (file.relative_to(folder).as_posix() for file in inside if file.is_file())
-    return names, sorted(hidden)

@@ -26,7 +26,10 @@ _ELEMENTS: dict[str, tuple[type[np.generic], type[np.generic]]] = {
 }
 """Output dtype -> (elements of the caller's array, elements that the kernel sees)."""
 
-_SAME_BITS = {("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")}
+SAME_BITS = frozenset({("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")})
+"""(ggml type, output dtype) where decoding is a copy."""
+EXPONENTS = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
+"""Output dtype -> the bits that are all set in what is NaN or infinite."""
 
 
 def _element_types(dtype: str) -> tuple[type[np.generic], type[np.generic]]:
@@ -58,7 +61,7 @@ def dequantize(qtype: str, dtype: str, blocks: npt.NDArray[np.uint8], out: npt.N
                 f"{name} is {array.dtype} {array.shape}, expected C-contiguous {np.dtype(want)} {(len(blocks), row)} "
                 f"for {qtype} -> {dtype}"
             )
-    if (qtype, dtype) in _SAME_BITS:
+    if (qtype, dtype) in SAME_BITS:
         np.copyto(out.view(np.uint8), blocks)
     else:
         kernel = BODIES[qtype]
@@ -79,9 +82,8 @@ def count_nonfinite(dtype: str, out: npt.NDArray[Any]) -> int:
     element, _ = _element_types(dtype)
     if out.dtype != element or not out.flags.c_contiguous:
         raise ValueError(f"out is {out.dtype}, expected C-contiguous {np.dtype(element)} for {dtype}")
-    exponent = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}[dtype]
     bits = out.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
-    return int(run(_count_masked, bits, np.array([exponent], bits.dtype)))
+    return int(run(_count_masked, bits, np.array([EXPONENTS[dtype]], bits.dtype)))
 
 
 def _count_masked(bits: npt.NDArray[Any], mask: npt.NDArray[Any]) -> int:

@@ -5,7 +5,7 @@ A group is `values[at : at + 32]` of a float32 array. Its weights become codes a
     code = clamp(rint(weight * inverse), low, high)         weight ~ scale * code
 
 with `rint` to nearest even. LLVM cuts the vectors of 32 to whatever the machine has. Sums add halves (16 + 16, then
-8 + 8, ...), so that they are the same everywhere, and the same as in `gguf2st.schemes.reference`.
+8 + 8, ...), so that they are the same everywhere, and the same as in `gpu_pack_bodies`.
 """
 
 from collections.abc import Callable
@@ -141,7 +141,7 @@ write8: Callable[[Values, int, float, float, float, float, Bytes, int], None] = 
 
 def _rounded(typing_context: Any, array: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return round_to(builder, array.dtype, args[1])
+        return round_to(context, builder, array.dtype, args[1])
 
     return types.float32(array, types.float32), codegen
 

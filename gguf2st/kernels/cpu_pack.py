@@ -80,7 +80,7 @@ def _exact(scheme: "Integers", qtype: str, blocks: Bytes, n_rows: int, dtype: st
         scales = np.repeat(scales, repeats)
     parts = {"_packed": packed, "_scale": scales.view(np.uint8)}
     if not scheme.symmetric:
-        parts["_zero_point"] = _down(np.full(len(scales), zero, np.uint8), n_rows)
+        parts["_zero_point"] = down(np.full(len(scales), zero, np.uint8), n_rows)
     return Packed(parts, float(sums[0]), float(sums[1]), int(bad) * repeats)
 
 
@@ -106,13 +106,13 @@ def _searched(scheme: "Integers", qtype: str, blocks: Bytes, n_rows: int, dtype:
         if scheme.symmetric:
             kept = known[: stop - start]
             if keeps:
-                _decode(SCALES[qtype], piece, kept)
+                known_scales(qtype, piece, kept)
             bad += run(bodies.symmetric8, weights, kept, _PEAK_TRIALS, _KEEP, codes, scales[start:stop], sums)
         else:
             bad += run(bodies.asymmetric4, weights, _RANGE_TRIALS, codes, scales[start:stop], zeros[start:stop], sums)
     parts = {"_packed": packed, "_scale": scales.view(np.uint8)}
     if not scheme.symmetric:
-        parts["_zero_point"] = _down(zeros, n_rows)
+        parts["_zero_point"] = down(zeros, n_rows)
     return Packed(parts, float(sums[0]), float(sums[1]), int(bad))
 
 
@@ -126,11 +126,23 @@ def fp4(scheme: "Fp4", qtype: str, blocks: Bytes, n_rows: int) -> Packed:
     return Packed({scheme.codes: packed.view(np.uint8), scheme.scales: scales}, 0.0, 0.0, int(bad))
 
 
+def known_scales(qtype: str, blocks: Bytes, out: npt.NDArray[np.float32]) -> None:
+    """The scale of every 32 weights of a type of `KEPT`, row after row, flat."""
+    _decode(SCALES[qtype], blocks, out)
+
+
+def added_up(errors: npt.NDArray[Any], powers: npt.NDArray[Any]) -> tuple[float, float]:
+    """Their sums, added up one after the other in float64, as the kernels that search do it."""
+    found = np.zeros(2)
+    run(bodies.add_up, errors, powers, found)
+    return float(found[0]), float(found[1])
+
+
 def _decode(body: Body, blocks: Bytes, out: npt.NDArray[Any]) -> None:
     run(body.function, blocks.reshape(-1), out, *(table(name) for name in body.tables))
 
 
-def _down(zeros: Bytes, n_rows: int) -> Bytes:
+def down(zeros: Bytes, n_rows: int) -> Bytes:
     """Zero points of 4 bits, a byte each, row after row -> words of 8 rows, the first in the lowest bits."""
     rows = zeros.reshape(n_rows, -1)
     if n_rows % 8:

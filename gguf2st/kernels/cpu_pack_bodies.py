@@ -1,4 +1,4 @@
-"""What numba compiles for packing. `gguf2st.schemes.reference` does the same in torch and says why.
+"""What numba compiles for packing. `gguf2st.schemes.search` says what a search does and why.
 
 Arrays are flat. `values` holds float32 weights in groups of 32; `packed` bytes; `scales` an array as `put` takes it,
 one element per group. Kernels that search return how many groups have no finite candidate, and add the sums of squared
@@ -153,6 +153,13 @@ def scale_errors(codes: Bytes, zero: int, exact: Values, scales: Values, sums: S
         left = np.float64(exact[g]) - np.float64(rounded(scales, exact[g]))
         sums[0] += left * left * power
         sums[1] += np.float64(exact[g]) * np.float64(exact[g]) * power
+
+
+def add_up(errors: Table, powers: Table, sums: Sums) -> None:
+    """Add errors to the first of `sums` and powers to the second, one after the other."""
+    for g in range(len(errors)):
+        sums[0] += errors[g]
+        sums[1] += powers[g]
 
 
 @register_jitable

@@ -1,10 +1,11 @@
-"""Which decoder runs: numba on the CPU, or Triton on a CUDA device. Both give the same bits."""
+"""What decodes and packs: numba on the CPU, or Triton on a CUDA device. Both give the same bits."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +13,32 @@ import numpy.typing as npt
 from gguf2st.errors import UsageError
 from gguf2st.kernels import cpu
 
+if TYPE_CHECKING:
+    from gguf2st.schemes import Packed, Scheme
+
 Decoder: TypeAlias = Callable[[str, str, npt.NDArray[np.uint8], npt.NDArray[Any]], None]
 """(ggml type, output dtype, blocks (n_blocks, nbytes) uint8, out (n_blocks, block)): decode into `out`."""
+
+_CUDA = "cuda"
+"""torch's name of the device that is current: the first that CUDA_VISIBLE_DEVICES leaves."""
+OLDEST_TRITON = (3, 6)
+"""That of torch 2.10. In those before it, `tl.div_rn` compiles to div.rn.ftz.f32, for which subnormal numbers are 0."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """A decoder, and how it wants to be used. All methods are called from several threads at once."""
+    """What decodes and packs, and how it wants to be used. All methods are called from several threads at once."""
 
     @property
     def chunk_nbytes(self) -> int:
-        """Output bytes to take from one tensor at a time."""
+        """Output bytes to take from one tensor at a time, where it is decoded."""
 
     @property
     def batch_nbytes(self) -> int:
-        """Output bytes to collect, from several tensors, for one call of `decode`; 0: every chunk is a call."""
+        """Output bytes to collect, from several tensors, for one call; 0: every chunk is a call.
+
+        Packed weights count as if they were decoded.
+        """
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Memory to read blocks into and take values from; never zeroed, so that untouched pages cost nothing."""
@@ -34,10 +46,26 @@ class Backend(Protocol):
     def decode(self, qtype: str, dtype: str, blocks: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> int:
         """Decode into `out`; returns how many values are NaN or infinite."""
 
+    def pack(
+        self,
+        scheme: "Scheme",
+        qtype: str,
+        dtype: str,
+        blocks: npt.NDArray[np.uint8],
+        runs: Sequence[tuple[int, int]],
+    ) -> "list[Packed]":
+        """Rows of several weights -> what `scheme.pack` gives for those of each, to the last bit.
+
+        Args:
+            scheme, qtype, dtype: as for `Scheme.pack`.
+            blocks: (n_blocks, nbytes), those of one weight after those of another.
+            runs: (n_blocks, n_rows) of each weight.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A Backend of a function that decodes in ordinary memory."""
+    """A Backend of a function that decodes in ordinary memory. It packs with numba."""
 
     function: Decoder
     chunk_nbytes: int
@@ -52,6 +80,21 @@ class Host:
         self.function(qtype, dtype, blocks, out)
         return cpu.count_nonfinite(dtype, out)
 
+    def pack(
+        self,
+        scheme: "Scheme",
+        qtype: str,
+        dtype: str,
+        blocks: npt.NDArray[np.uint8],
+        runs: Sequence[tuple[int, int]],
+    ) -> "list[Packed]":
+        """See `Backend`."""
+        ends = accumulate(n_blocks for n_blocks, _ in runs)
+        return [
+            scheme.pack(qtype, blocks[end - n_blocks : end], n_rows, dtype)
+            for end, (n_blocks, n_rows) in zip(ends, runs, strict=True)
+        ]
+
 
 def choose(device: str) -> tuple[str, tuple[str, ...]]:
     """What `auto` stands for here, and a note if a CUDA device lies idle. Imports no torch where there is no device.
@@ -62,28 +105,27 @@ def choose(device: str) -> tuple[str, tuple[str, ...]]:
         return device, ()
     if not _cuda_devices():
         return "cpu", ()
-    missing = _missing()
-    if missing is None:
-        return "cuda", ()
-    return "cpu", (f"decoded on the CPU although there is a CUDA device: {missing}",)
+    if missing := _missing() or _failing():
+        return "cpu", (f"decoded on the CPU although there is a CUDA device: {missing}",)
+    return "cuda", ()
 
 
 def decoder(device: str) -> Decoder | Backend:
     """The decoder for `cpu` or `cuda`, as `choose` gives them.
 
     Raises:
-        UsageError: `cuda` without a device, Triton, or a torch that can use them.
+        UsageError: `cuda` without a device, Triton, or a torch that can use them, or where these do not work.
     """
     if device == "cpu":
         return cpu.dequantize
     hint = "use --device cpu"
     if not _cuda_devices():
         raise UsageError("device cuda: the NVIDIA driver finds no device here, or there is no driver", hint=hint)
-    if missing := _missing():
+    if missing := _missing() or _failing():
         raise UsageError(f"device cuda: {missing}", hint=f"install what is missing, or {hint}")
     from gguf2st.kernels.gpu_stream import Lanes
 
-    return Lanes("cuda")
+    return Lanes(_CUDA)
 
 
 def _cuda_devices() -> int:
@@ -102,6 +144,9 @@ def _missing() -> str | None:
     """What keeps Triton from running on a device that is there."""
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
+    if (version := _triton_version())[:2] < OLDEST_TRITON:
+        needed = ".".join(map(str, OLDEST_TRITON))
+        return f"Triton {'.'.join(map(str, version))} is older than {needed}, which torch 2.10 brings"
     import torch
 
     if torch.version.cuda is None:
@@ -111,16 +156,20 @@ def _missing() -> str | None:
     return None
 
 
-def on_torch_device(device: str) -> Decoder:
-    """The torch reference decoders on any torch device, behind the signature of the CPU kernels."""
-    import torch
+def _triton_version() -> tuple[int, ...]:
+    from triton import __version__
 
-    from gguf2st.quants.reference import QUANTS
+    return tuple(int(number) for number in __version__.partition("+")[0].split(".")[:3] if number.isdecimal())
 
-    def decode(qtype: str, dtype: str, blocks: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
-        values = QUANTS[qtype].dequantize(torch.from_numpy(blocks).to(device))
-        cast = values.to(getattr(torch, dtype)).cpu()
-        bits = cast if dtype == "float32" else cast.view(torch.uint16)
-        np.copyto(out, bits.numpy().reshape(out.shape))
 
-    return decode
+def _failing() -> str | None:
+    """What fails in a first batch on a device that lacks nothing: memory that others hold, or Triton's first launch,
+    which wants a C compiler, Python's headers and a folder to write to."""
+    from gguf2st.kernels.gpu_stream import Lanes
+
+    try:
+        # 0x3C3C is a float16 scale of about 1, 0x3C a code.
+        Lanes(_CUDA).decode("Q8_0", "bfloat16", np.full((64, 34), 0x3C, np.uint8), np.empty((64, 32), np.uint16))
+    except UsageError as err:
+        return err.message.removeprefix(f"device {_CUDA}: ")
+    return None

@@ -1,9 +1,11 @@
 """Decode blocks on a CUDA device: Triton kernels, the same bits as `gguf2st.kernels.cpu`.
 
-One launch decodes a batch of blocks of one type, from however many tensors. Everything runs on the current stream.
+One launch decodes a batch of blocks of one type, from however many tensors. Everything runs on the current stream of
+the current device, which must be that of the tensors.
 Under TRITON_INTERPRET=1 the same kernels run on CPU tensors.
 """
 
+import subprocess
 from functools import cache
 from typing import Any
 
@@ -11,10 +13,13 @@ import torch
 from torch import Tensor
 
 from gguf2st.errors import UsageError
+from gguf2st.kernels.cpu import EXPONENTS, SAME_BITS
 from gguf2st.quants.codebooks import table
 from gguf2st.quants.layout import TYPES, undecodable
 
 try:
+    from triton.errors import TritonError
+
     from gguf2st.kernels import gpu_bodies, gpu_codebooks  # noqa: F401  (they register the bodies)
     from gguf2st.kernels.gpu_access import BODIES
 except ModuleNotFoundError as err:
@@ -51,8 +56,15 @@ ELEMENT = {"float32": torch.float32, "bfloat16": torch.int16, "float16": torch.f
 OPTIONS: dict[str, Any] = {"num_warps": WARPS, "enable_fp_fusion": False}
 """Of every launch. Without fusion, because `d * q - m` rounds twice, as ggml does."""
 
-_EXPONENT = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
-_SAME_BITS = {("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16")}
+FAILURES: tuple[type[Exception], ...] = (
+    TritonError,
+    RuntimeError,
+    OSError,
+    AssertionError,
+    subprocess.SubprocessError,
+)
+"""What launches and copies raise that is no mistake of the caller's: CUDA's own errors, and what Triton says of code
+that it cannot compile, its cache folder, the C compiler that it calls once, or the driver's library."""
 
 
 def dequantize(qtype: str, dtype: str, blocks: Tensor, out: Tensor) -> None:
@@ -77,7 +89,7 @@ def dequantize(qtype: str, dtype: str, blocks: Tensor, out: Tensor) -> None:
     if n_blocks == 0:
         return
     values = out.view(ELEMENT[dtype])
-    if (qtype, dtype) in _SAME_BITS:
+    if (qtype, dtype) in SAME_BITS:
         out.view(torch.uint8).copy_(blocks)
     elif qtype in _PLAIN:
         numbers = blocks.view(_PLAIN[qtype])
@@ -110,8 +122,17 @@ def count_nonfinite(dtype: str, out: Tensor) -> Tensor:
     if out.numel():
         bits = out.view(torch.int32 if dtype == "float32" else torch.int16)
         grid = (_ceil(out.numel(), ELEMENTS),)
-        gpu_bodies.count_masked[grid](bits, count, out.numel(), EXPONENT=_EXPONENT[dtype], ELEMENTS=ELEMENTS, **OPTIONS)
+        gpu_bodies.count_masked[grid](bits, count, out.numel(), EXPONENT=EXPONENTS[dtype], ELEMENTS=ELEMENTS, **OPTIONS)
     return count
+
+
+def failure(err: Exception) -> str:
+    """One of FAILURES in a few words."""
+    if isinstance(err, subprocess.CalledProcessError):
+        return "the C compiler that Triton calls failed (Python's headers are in the package python3-dev)"
+    if isinstance(err, OSError) and err.filename is not None:
+        return f"{err.filename}: {err.strerror} (Triton's cache is in TRITON_CACHE_DIR, or ~/.triton)"
+    return str(err).strip().partition("\n")[0] or type(err).__name__
 
 
 def _bits(dtype: str) -> tuple[torch.dtype, ...]:

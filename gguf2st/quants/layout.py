@@ -81,6 +81,11 @@ _ALL = (
 TYPES: dict[str, GgmlType] = {t.name: t for t in _ALL}
 BY_ID: dict[int, GgmlType] = {t.id: t for t in _ALL}
 
+INTEGERS: frozenset[str] = frozenset({"I8", "I16", "I32", "I64"})
+"""Types of whole numbers, which are no weights: indices and tables of them."""
+INT64 = "int64"
+"""The dtype that whole numbers have in a checkpoint."""
+
 DECODABLE: frozenset[str] = frozenset(TYPES)
 """Types that every path decodes (a test compares this set with the torch and numba registries)."""
 

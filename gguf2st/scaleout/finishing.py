@@ -12,7 +12,7 @@ from gguf2st.errors import OutputError, SourceError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.hub.stream import ShardStream
 from gguf2st.output import OutputFolder, check_target
-from gguf2st.quoting import shell_word
+from gguf2st.quoting import shell_word, source_word
 from gguf2st.report import Report
 from gguf2st.scaleout.folder import Record, follows, partial_of, records_in
 from gguf2st.scaleout.planned import Planned, commands_for, planned_text, require_same_source
@@ -50,7 +50,7 @@ def finish(planned: Planned, *, threads: int | None = None, progress: Progress |
         )
     names = [shard.file for shard in planned.plan.shards]
     if not follows(partial_of(planned.output), planned.text):
-        raise _missing(planned, names)
+        raise _absent(planned, names, {})
     with (
         OutputFolder(planned.output, planned.text, overwrite=planned.options.overwrite, shared=True) as output,
         ThreadPoolExecutor(threads or default_threads()) as pool,
@@ -113,7 +113,7 @@ def _require_all(
         if s.file not in records or not is_whole(partial / s.file, shard_outputs(planned.plan, n))
     ]
     if gone:
-        raise _missing(planned, gone)
+        raise _absent(planned, gone, records)
     total = sum(planned.sizes)
     changed = []
     digests = pool.map(sha256_of, (partial / shard.file for _, shard in shards))
@@ -124,6 +124,30 @@ def _require_all(
             progress(shard.nbytes, total)
     if changed:
         raise _missing(planned, changed, "changed since they were written")
+
+
+def _absent(planned: Planned, names: list[str], records: Mapping[str, Record]) -> OutputError:
+    """What to say of shards that are not in the partial folder: a run that was killed at its end moved them to OUT."""
+    out, shards = planned.output, planned.plan.shards
+    is_there = (out / "config.json").is_file() and all(
+        is_whole(out / shard.file, shard_outputs(planned.plan, n)) for n, shard in enumerate(shards)
+    )
+    if len(names) < len(shards) or not is_there:
+        return _missing(planned, names)
+    source = source_word(planned.model.origin or planned.plan.header.files[0])
+    compare = f"gguf2st verify {shell_word(out)} --against {source}"
+    if len(records) < len(shards):  # the records went with the partial folder
+        return OutputError(
+            f"{out} has all shards of this plan already, and {partial_of(out)} has none to replace them with",
+            hint=f"if this plan made it, which `{compare}` tells, nothing is left to do; if not: "
+            f"gguf2st convert --plan {shell_word(planned.path)}",
+        )
+    if any(sha256_of(out / name) != record.sha256 for name, record in records.items()):
+        return _missing(planned, names)
+    return OutputError(
+        f"{out} is complete already: its shards are those that this plan's writers noted the sha256 of",
+        hint=f"nothing is left to do; `{compare}` compares every value",
+    )
 
 
 def _missing(planned: Planned, names: list[str], what: str = "missing") -> OutputError:

@@ -20,7 +20,8 @@ from gguf2st import __version__
 from gguf2st.conversion import Conversion, Options, prepare
 from gguf2st.errors import OutputError, SourceError
 from gguf2st.header import Header
-from gguf2st.plan import Plan, from_json, to_json
+from gguf2st.plan import Plan
+from gguf2st.plan_json import from_json, to_json
 from gguf2st.quants.layout import DECODABLE
 from gguf2st.quoting import shell_word
 from gguf2st.records import MistypedError, from_plain

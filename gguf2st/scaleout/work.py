@@ -100,7 +100,7 @@ def write_shards(
     require_address_space()
     from gguf2st.execute import ShardWriter, require_space  # loads numpy and numba
 
-    decode, threads, notes = decoder_for(plan, device, threads)
+    decode, threads, notes = decoder_for(device, threads)
     total = sum(plan.shards[n].nbytes for n in indices)
     plan = downloaded(plan, planned.model, download_progress, output=(place, total), only=_files(plan, indices))
     tell = (lambda nbytes: progress(nbytes, total)) if progress else None

@@ -106,11 +106,11 @@ class Scheme(ABC):
         self.matrix((n_rows, len(blocks) * layout.block // n_rows))
 
     @abstractmethod
-    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str, *, device: str = "cpu") -> Packed:
+    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str) -> Packed:
         """Whole rows of ggml blocks, (n_blocks, nbytes) uint8, row after row -> the bytes of the parts with a span.
 
-        Thread-safe; releases the GIL. `n_rows` is a multiple of `row_step`, or the rest of the weight. On the CPU
-        numba kernels pack; on any other torch device its reference does, with the same bytes.
+        By numba kernels on the CPU (`kernels.device.Backend.pack`: on any device). Thread-safe; releases the GIL.
+        `n_rows` is a multiple of `row_step`, or the rest of the weight.
 
         Raises:
             SchemeError: `qtype` cannot become this scheme (see `targets`).

@@ -55,18 +55,14 @@ class Fp4(Scheme):
             Part(self.scales, "uint8", (n_rows, n_cols // self.group), 1),
         )
 
-    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str, *, device: str = "cpu") -> Packed:
+    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str) -> Packed:
         """See `Scheme`."""
         if qtype != self.source:
             raise not_a_target(qtype, self.name)
         self.require_rows(qtype, blocks, n_rows)
-        if device == "cpu":
-            from gguf2st.kernels import cpu_pack
+        from gguf2st.kernels import cpu_pack
 
-            return cpu_pack.fp4(self, qtype, blocks, n_rows)
-        from gguf2st.schemes import reference
-
-        return reference.fp4(self, qtype, blocks, n_rows, device)
+        return cpu_pack.fp4(self, qtype, blocks, n_rows)
 
     def holds(self, scale: float) -> bool:
         """Whether a weight that is multiplied by `scale` as a whole keeps the numbers that ggml's float32 gives."""

@@ -70,16 +70,12 @@ class Integers(Scheme):
             parts.append(Part("_zero_point", "int32", (-(-n_rows // self.row_step), groups), self.row_step))
         return tuple(parts)
 
-    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str, *, device: str = "cpu") -> Packed:
+    def pack(self, qtype: str, blocks: "NDArray[np.uint8]", n_rows: int, dtype: str) -> Packed:
         """See `Scheme`."""
         self.require_rows(qtype, blocks, n_rows)
-        if device == "cpu":
-            from gguf2st.kernels import cpu_pack
+        from gguf2st.kernels import cpu_pack
 
-            return cpu_pack.integers(self, qtype, blocks, n_rows, dtype)
-        from gguf2st.schemes import reference
-
-        return reference.integers(self, qtype, blocks, n_rows, dtype, device)
+        return cpu_pack.integers(self, qtype, blocks, n_rows, dtype)
 
     def once(self, shape: tuple[int, ...], scale: float = 1.0) -> "Mapping[str, NDArray[np.uint8]]":
         """See `Scheme`. There is no place for a `scale` other than 1."""

@@ -142,8 +142,8 @@ ADVICE = (
     ),
     Advice(
         r"does not recognize this architecture",
-        "the transformers beside vLLM is older than the architecture",
-        "pip install -U transformers in vLLM's environment",
+        "no library beside vLLM has a configuration of this type: it is too old, or only the model's own code has one",
+        "a newer transformers where vLLM allows it, or the original's: --hf-config-path ORG/MODEL --trust-remote-code",
     ),
     Advice(r"[Aa]ddress already in use|Errno 98", "another program listens on that port", "choose one: --port 0"),
     Advice(

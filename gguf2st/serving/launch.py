@@ -106,7 +106,8 @@ def checkpoint(
     from gguf2st import api
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    api.convert(model, folder, dtype=dtype, progress=progress, download_progress=download_progress)
+    # On the CPU: what CUDA holds of a device's memory as long as this process lives, vLLM would lack.
+    api.convert(model, folder, dtype=dtype, device="cpu", progress=progress, download_progress=download_progress)
     return folder, True
 
 

@@ -171,8 +171,11 @@ def preflight(
     table = read_table()
     hf_class = str((config.get("architectures") or ["?"])[0])
     served, served_text = who_serves(hf_class)
+    if served != "not served" and (unread := who_reads(str(config.get("model_type")))):
+        served_text += f"; {unread}"
     text = config.get("text_config") or config
-    length = context_length or int(text.get("max_position_embeddings") or 4096)
+    stated = text.get("model_max_length") or text.get("max_position_embeddings")  # as vLLM prefers them
+    length = context_length or int(stated or 4096)
     kv_nbytes, kv_text = kv_cache(text, length)
     return ServingPreflight(
         vllm=table["vllm"],
@@ -216,6 +219,17 @@ def who_serves(hf_class: str) -> tuple[str, str]:
     return "not served", f"{vllm} has no class for {hf_class}; a later version may"
 
 
+def who_reads(model_type: str) -> str:
+    """Why vLLM cannot read a config.json of this type by itself, and the way out; empty when it can."""
+    table = read_table()
+    if model_type in table["model_types"]:
+        return ""
+    return (
+        f"its transformers ({table['transformers']}) has no configuration of type {model_type}: give vllm serve the "
+        "original's, --hf-config-path ORG/MODEL --trust-remote-code, which runs code of that repository"
+    )
+
+
 def kv_cache(config: Mapping[str, Any], length: int) -> tuple[int | None, str]:
     """Bytes of the KV cache of one request of `length` tokens, and how they are made up.
 
@@ -229,8 +243,10 @@ def kv_cache(config: Mapping[str, Any], length: int) -> tuple[int | None, str]:
         return None, "the configuration does not tell"
     if rank := config.get("kv_lora_rank"):
         values = int(rank) + int(config.get("qk_rope_head_dim") or 0)
-        per_token = f"{layers} latent-attention layers x {values} values"
-        return layers * values * 2 * length, per_token
+        linear = _linear_layers(config)
+        per_token = f"{layers - linear} latent-attention layers x {values} values"
+        per_token += f", {linear} without a cache that grows" if linear else ""
+        return (layers - linear) * values * 2 * length, per_token
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
     if not isinstance(kv_heads, int) or not isinstance(head_dim, int):
@@ -244,6 +260,14 @@ def kv_cache(config: Mapping[str, Any], length: int) -> tuple[int | None, str]:
     parts += [f"{rest} without a cache that grows"] * bool(rest)
     nbytes = tokens * 2 * kv_heads * head_dim * 2
     return nbytes, f"{', '.join(parts)}; {kv_heads} KV heads of {head_dim}, 16 bits a value"
+
+
+def _linear_layers(config: Mapping[str, Any]) -> int:
+    """How many layers have linear attention, where the others have latent attention."""
+    numbered, kinds = config.get("linear_attn_config"), config.get("layer_types")
+    if isinstance(numbered, dict) and isinstance(numbered.get("kda_layers"), list):
+        return len(numbered["kda_layers"])
+    return kinds.count("linear_attention") if isinstance(kinds, list) else 0
 
 
 def _layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:

@@ -16,9 +16,9 @@
 Importing this package imports neither `tokenizers` nor transformers.
 """
 
-from gguf2st.tokenizer.copied import TOKENIZER_PATTERNS, copy_tokenizer
+from gguf2st.tokenizer.copied import TOKENIZER_PATTERNS, copy_tokenizer, require_own_files
 from gguf2st.tokenizer.evidence import with_pretokenizer
-from gguf2st.tokenizer.files import TokenizerFiles, build_tokenizer, check_tokenizer
+from gguf2st.tokenizer.files import TokenizerFiles, TokenizerPlan, build_tokenizer, plan_tokenizer
 from gguf2st.tokenizer.special import SpecialTokens, special_tokens
 from gguf2st.tokenizer.templates import read_templates, refused
 
@@ -26,11 +26,13 @@ __all__ = [
     "TOKENIZER_PATTERNS",
     "SpecialTokens",
     "TokenizerFiles",
+    "TokenizerPlan",
     "build_tokenizer",
-    "check_tokenizer",
     "copy_tokenizer",
+    "plan_tokenizer",
     "read_templates",
     "refused",
+    "require_own_files",
     "special_tokens",
     "with_pretokenizer",
 ]

@@ -8,10 +8,11 @@ from typing import Any
 
 from gguf2st.errors import TokenizerError
 from gguf2st.keys import brief
+from gguf2st.links import leads_elsewhere
 from gguf2st.tokenizer import wordpiece
 from gguf2st.tokenizer.files import NAMED_ROLES, TokenizerFiles
 from gguf2st.tokenizer.special import special_tokens
-from gguf2st.tokenizer.templates import TEMPLATE_DIR, read_templates, template_path
+from gguf2st.tokenizer.templates import TEMPLATE_DIR, template_path, written_templates
 from gguf2st.tokenizer.vocab import (
     CONTROL,
     COPY_HINT,
@@ -74,16 +75,30 @@ def copy_tokenizer(folder: Path, metadata: Metadata) -> TokenizerFiles:
             problems=differences[:SHOWN],
         )
     _require_loadable(path)
-    found = [folder / name for name in TOKENIZER_FILES] + sorted((folder / TEMPLATE_DIR).glob("*.jinja"))
-    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in found if file.is_file()}
+    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in _files(folder)}
     notes = [f"tokenizer files taken from {folder}: its {len(files)} files, vocabulary compared"]
     config = _read_config(folder)
     notes += _other_roles(config, metadata)
     if not config.get("chat_template") and not any("chat_template" in name for name in files):
-        for name, template in read_templates(metadata).items():
+        for name, template in written_templates(metadata).items():
             files[template_path(name)] = template.encode()
             notes.append(f"{template_path(name)} is the GGUF's: the folder has no chat template")
     return TokenizerFiles(files, tuple(notes))
+
+
+def require_own_files(folder: Path) -> None:
+    """Raise TokenizerError where a folder has links to files elsewhere: what they name would end in the checkpoint."""
+    for file in _files(folder):
+        if leads_elsewhere(file, folder):
+            raise TokenizerError(
+                f"{file} is a link to {file.resolve()}, outside of its folder: it was not copied",
+                hint="put a copy in its place if it is of this tokenizer, or remove it",
+            )
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [folder / name for name in TOKENIZER_FILES] + sorted((folder / TEMPLATE_DIR).glob("*.jinja"))
+    return [file for file in found if file.is_file()]
 
 
 def _require_loadable(path: Path) -> None:

@@ -36,6 +36,7 @@ _DEEPSEEK_BOS, _DEEPSEEK_EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁
 SIGNATURES = (
     Signature("llama-bpe", "Llama 3", {128000: "<|begin_of_text|>", 128009: "<|eot_id|>"}),
     Signature("qwen35", "Qwen", {151643: "<|endoftext|>", 151644: "<|im_start|>"}, ("qwen35", "qwen35moe")),
+    Signature("qwen35", "Qwen 3.5", {0: "!", 248044: "<|endoftext|>", 248046: "<|im_end|>"}),
     Signature("qwen2", "Qwen", {0: "!", 151643: "<|endoftext|>", 151644: "<|im_start|>"}),
     Signature("gpt-4o", "o200k", {0: "!", 199999: "<|endoftext|>", 200018: "<|endofprompt|>"}),
     Signature("gpt-4o", "o200k (harmony)", {0: "!", 199998: "<|startoftext|>", 200006: "<|start|>"}),

@@ -13,7 +13,7 @@ from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.parts import Json, Parts
 from gguf2st.tokenizer.pretokenizers import BY_NAME, QWEN2, QWEN35, RAW_TEXT
 from gguf2st.tokenizer.special import AddedToken, SpecialTokens, added_tokens, special_tokens
-from gguf2st.tokenizer.templates import read_templates, template_notes, template_path
+from gguf2st.tokenizer.templates import read_templates, template_notes, template_path, written_templates
 from gguf2st.tokenizer.unread import unread_notes
 from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, read_text, read_vocabulary
 
@@ -66,11 +66,11 @@ _INEXPRESSIBLE = {
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Everything but the merges: what the files will be made of."""
+class TokenizerPlan:
+    """A tokenizer that can be rebuilt: everything but its merges, and what the user should know of it."""
 
     metadata: Metadata
-    kind: _Kind
+    _kind: _Kind
     vocabulary: Vocabulary
     special: SpecialTokens
     added: dict[int, AddedToken]
@@ -80,63 +80,62 @@ class _Plan:
 
     @property
     def is_bert(self) -> bool:
+        """Whether it is WordPiece, which spells tokens otherwise than the file."""
         return self.metadata.get(PREFIX + "model") == "bert"
+
+    def build(self, *, n_rows: int | None = None) -> TokenizerFiles:
+        """tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat templates.
+
+        tokenizer.json needs no other file: BOS and EOS are in its post-processor.
+
+        Args:
+            n_rows: rows of the token embedding; more rows than tokens is padding and gives a note.
+
+        Raises TokenizerError when `tokenizers` refuses it, or it has more tokens than the embedding has rows.
+        """
+        n_tokens = len(self.vocabulary.tokens)
+        notes = list(self.notes)
+        if n_rows is not None and n_tokens > n_rows:
+            raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
+        if n_rows is not None and n_tokens < n_rows:
+            notes.append(f"{n_rows - n_tokens} embedding rows after the {n_tokens} tokens are padding without a token")
+        parts = self._kind.parts(self.metadata, self.vocabulary, self.special)
+        tokenizer: Json = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [_added_token(i, self.text(i), token) for i, token in self.added.items()],
+            "normalizer": parts.normalizer,
+            "pre_tokenizer": parts.pre_tokenizer,
+            "post_processor": _post_processor(self),
+            "decoder": parts.decoder,
+            "model": parts.model,
+        }
+        _check_parts(tokenizer)
+        files = {
+            "tokenizer.json": b"".join(_encoded(tokenizer)),
+            "tokenizer_config.json": _pretty(_config(self)),
+            "special_tokens_map.json": _pretty(self.named),
+        }
+        for name, template in self.templates.items():
+            files[template_path(name)] = template.encode()
+        return TokenizerFiles(files, tuple(notes))
 
     def text(self, i: int) -> str:
         """A token as tokenizer.json spells it."""
         return wordpiece.piece_of(self.vocabulary, i) if self.is_bert else self.vocabulary.tokens[i]
 
 
-def check_tokenizer(metadata: Metadata) -> list[str]:
-    """Notes on the tokenizer that `build_tokenizer` would write. Cheap: `tokenizers` is not imported.
+def build_tokenizer(metadata: Metadata, *, n_rows: int | None = None) -> TokenizerFiles:
+    """The files of a tokenizer from the metadata of a GGUF: see `plan_tokenizer` and `TokenizerPlan.build`."""
+    return plan_tokenizer(metadata).build(n_rows=n_rows)
+
+
+def plan_tokenizer(metadata: Metadata) -> TokenizerPlan:
+    """Read and check what a tokenizer is rebuilt from. Cheap: `tokenizers` is not imported.
 
     Raises TokenizerError when it cannot be rebuilt.
     """
-    return _plan(metadata).notes
-
-
-def build_tokenizer(metadata: Metadata, *, n_rows: int | None = None) -> TokenizerFiles:
-    """tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat templates of a GGUF.
-
-    tokenizer.json needs no other file: BOS and EOS are in its post-processor.
-
-    Args:
-        metadata: of the GGUF.
-        n_rows: rows of the token embedding; more rows than tokens is padding and gives a note.
-
-    Raises TokenizerError when the tokenizer cannot be rebuilt, or has more tokens than the embedding has rows.
-    """
-    plan = _plan(metadata)
-    n_tokens = len(plan.vocabulary.tokens)
-    notes = list(plan.notes)
-    if n_rows is not None and n_tokens > n_rows:
-        raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
-    if n_rows is not None and n_tokens < n_rows:
-        notes.append(f"{n_rows - n_tokens} embedding rows after the {n_tokens} tokens are padding without a token")
-    parts = plan.kind.parts(plan.metadata, plan.vocabulary, plan.special)
-    tokenizer: Json = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added_token(i, plan.text(i), token) for i, token in plan.added.items()],
-        "normalizer": parts.normalizer,
-        "pre_tokenizer": parts.pre_tokenizer,
-        "post_processor": _post_processor(plan),
-        "decoder": parts.decoder,
-        "model": parts.model,
-    }
-    _check_parts(tokenizer)
-    files = {
-        "tokenizer.json": b"".join(_encoded(tokenizer)),
-        "tokenizer_config.json": _pretty(_config(plan)),
-        "special_tokens_map.json": _pretty(plan.named),
-    }
-    for name, template in plan.templates.items():
-        files[template_path(name)] = template.encode()
-    return TokenizerFiles(files, tuple(notes))
-
-
-def _plan(metadata: Metadata) -> _Plan:
     metadata, notes = resolve(metadata)
     kind = _read_kind(metadata)
     vocabulary = read_vocabulary(metadata)
@@ -160,10 +159,9 @@ def _plan(metadata: Metadata) -> _Plan:
             # transformers would match a named token in the text, and a normal token must not be
             notes.append(f"{role}_token is not written: token {i} is the normal token {brief(vocabulary.tokens[i])}")
     notes += _own_class_notes(metadata)
-    templates = read_templates(metadata)
-    notes += template_notes(templates)
+    notes += template_notes(read_templates(metadata))
     notes += unread_notes(metadata)
-    return _Plan(metadata, kind, vocabulary, special, added, named, templates, notes)
+    return TokenizerPlan(metadata, kind, vocabulary, special, added, named, written_templates(metadata), notes)
 
 
 def _own_class_notes(metadata: Metadata) -> list[str]:
@@ -204,7 +202,7 @@ def _added_token(i: int, text: str, token: AddedToken) -> Json:
     }
 
 
-def _post_processor(plan: _Plan) -> Json | None:
+def _post_processor(plan: TokenizerPlan) -> Json | None:
     """BOS and EOS around each text; the form that transformers 5 makes of add_bos_token and add_eos_token.
 
     With `add_sep`, a second text follows SEP and has no BOS; each text of kind `bert` ends with SEP.
@@ -239,7 +237,7 @@ def _post_processor(plan: _Plan) -> Json | None:
     }
 
 
-def _config(plan: _Plan) -> Json:
+def _config(plan: TokenizerPlan) -> Json:
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if not plan.special.add_sep and ("bos_token" in plan.named or not plan.special.add_bos):
         # transformers 5 rebuilds the post-processor from these, so they must not promise a token that has no name,

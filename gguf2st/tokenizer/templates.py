@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TEMPLATE_KEY = "tokenizer.chat_template"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIR = "additional_chat_templates"
+DEFAULT = "default"
+"""What transformers calls the template that has no other name."""
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 MAX_TEMPLATES = 100
 """Most chat templates of a file, each of which becomes a file; models have up to four."""
@@ -54,6 +56,15 @@ def read_templates(metadata: Metadata) -> dict[str, str]:
     return templates
 
 
+def written_templates(metadata: Metadata) -> dict[str, str]:
+    """Those of `read_templates` that become files: one named `default` would go before the unnamed one.
+
+    transformers takes it first (5.24, `from_pretrained`), llama.cpp the unnamed one (`llama_model_chat_template`).
+    """
+    templates = read_templates(metadata)
+    return {name: text for name, text in templates.items() if name != DEFAULT or "" not in templates}
+
+
 def template_path(name: str) -> str:
     """Where transformers looks for a template, inside the checkpoint folder."""
     return f"{TEMPLATE_DIR}/{name}.jinja" if name else TEMPLATE_FILE
@@ -63,6 +74,9 @@ def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
     """What the user should know about chat templates: that there are none, or what transformers will refuse in them."""
     if not templates:
         yield "no chat template in the file: none written"
+    unnamed = templates.get("")
+    if unnamed is not None and templates.get(DEFAULT, unnamed) != unnamed:
+        yield f"chat template {DEFAULT!r} is left out: it is not the unnamed one, which transformers calls so"
     n_chars = 0
     for name, template in templates.items():
         shown = f"chat template {name!r}" if name else "the chat template"

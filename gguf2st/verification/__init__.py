@@ -9,27 +9,31 @@
 Problems are collected, so that one run shows them all.
 """
 
+import importlib.util
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf2st.errors import SourceError, VerifyError, short
+from gguf2st.errors import SourceError, UsageError, VerifyError, short
 from gguf2st.plan import Plan
-from gguf2st.verification.checkpoint import FLOATS
+from gguf2st.quants.layout import INT64
+from gguf2st.verification.checkpoint import DTYPES, EDITABLE, FLOATS
 from gguf2st.verification.digests import compare_digests
 from gguf2st.verification.further_keys import compare_further
 from gguf2st.verification.further_quantization import compare_quantization
 from gguf2st.verification.limits import transformers_limits
 from gguf2st.verification.packed import is_part, logical_tensors, understood
-from gguf2st.verification.source import compare_configs, compare_names, compare_places
+from gguf2st.verification.source import compare_configs, compare_names, compare_places, name_another_source
 from gguf2st.verification.structural import read_checkpoint
 from gguf2st.verification.tokenizer_files import compare_tokenizer
 
 if TYPE_CHECKING:
     from gguf2st.verification.losses import Loss
+
+EXTRA = "pip install 'gguf2st[verify]'"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Verification:
         problems: one line each; empty when everything held.
         notes: what running it showed, and what was not looked at.
         losses: how the weights of each packed format compare with the source.
+        edited: the members of EDITABLE that differ from the source, where nothing else is wrong.
     """
 
     folder: str
@@ -55,6 +60,7 @@ class Verification:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     losses: tuple["Loss", ...] = ()
+    edited: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,11 +71,11 @@ class Verification:
         """Raise VerifyError with every problem unless nothing was wrong."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more problems)" if len(self.problems) > 1 else ""
-            raise VerifyError(
-                f"{self.folder}: {self.problems[0]}{more}",
-                problems=self.problems[1:],
-                hint="do not serve this checkpoint: convert it again, or see docs/verification.md",
-            )
+            hint = "do not serve this checkpoint: convert it again, or see docs/verification.md"
+            if self.edited:
+                accept = " ".join(f"--accept {what}" for what in self.edited)
+                hint = f"if it was edited on purpose, verify with {accept}; if not, convert again with --overwrite"
+            raise VerifyError(f"{self.folder}: {self.problems[0]}{more}", problems=self.problems[1:], hint=hint)
 
 
 def verify_folder(
@@ -80,6 +86,7 @@ def verify_folder(
     values: bool = True,
     sample: float = 1.0,
     max_rel_rmse: float | None = None,
+    accept: Collection[str] = (),
     model: bool = False,
     run: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -95,6 +102,7 @@ def verify_folder(
         sample: share of each tensor's rows whose values are compared.
         max_rel_rmse: allowed for packed weights whose format cannot hold the source's numbers; by default what the
             number of their bits can reach.
+        accept: members of EDITABLE that may differ from the source: that gives a note.
         model: also compare with transformers' class (needs the extra `gguf2st[verify]`).
         run: also load it with transformers and run it, and compare with llama.cpp on the plan's source where xllamacpp
             is installed.
@@ -102,9 +110,12 @@ def verify_folder(
 
     Raises:
         SourceError: the folder is not there.
-        VerifyError: `model` was asked for without transformers.
+        UsageError: `model` or `run` was asked for without transformers.
     """
     _require_folder(folder)
+    if (model or run) and importlib.util.find_spec("transformers") is None:  # before hours of comparing values
+        option = "--model" if model else "--run"
+        raise UsageError(f"{option} needs transformers, which is not installed here", hint=EXTRA)
     levels = ["structural"]
     ckpt = read_checkpoint(folder)
     compared = 0
@@ -143,6 +154,12 @@ def verify_folder(
         running = check_running(folder, None if plan is None else plan.header)
         ckpt.problems += running.problems
         notes += running.notes
+    if plan is not None and values:
+        name_another_source(ckpt, plan)
+    edited = tuple(what for what in EDITABLE if ckpt.edits.get(what) and what not in accept)
+    only_edited = bool(edited) and not ckpt.problems
+    ckpt.problems += [f"{line}; no weight is affected" for what in edited for line in ckpt.edits[what]]
+    notes += tuple(f"accepted: {line}" for what in EDITABLE if what in accept for line in ckpt.edits.get(what, ()))
     return Verification(
         folder=str(folder),
         tensors=len(ckpt.tensors),
@@ -153,13 +170,14 @@ def verify_folder(
         problems=tuple(map(short, dict.fromkeys(ckpt.problems))),
         notes=notes,
         losses=losses,
+        edited=edited if only_edited else (),
     )
 
 
 def checkpoint_dtype(folder: Path) -> str:
-    """The dtype that most weights have, packed ones aside, to plan the comparison for; config.json must say the same.
+    """The dtype that most weights have, to plan the comparison for; config.json must say the same.
 
-    Packed weights are multiplied in 16 bits: float32 is no dtype of theirs.
+    Whole numbers are no weights. Packed weights are multiplied in 16 bits: float32 is no dtype of theirs.
 
     Raises:
         SourceError: the folder is not there.
@@ -169,7 +187,7 @@ def checkpoint_dtype(folder: Path) -> str:
     sizes: Counter[str] = Counter()
     ckpt = read_checkpoint(folder)
     for name, tensor in logical_tensors(ckpt).items():
-        if name not in ckpt.packed and not is_part(name):
+        if name not in ckpt.packed and not is_part(name) and DTYPES.get(tensor.dtype) != INT64:
             sizes[tensor.dtype] += tensor.nbytes
     if ckpt.packed and len(sizes) > 1:
         del sizes["F32"]  # what models keep in float32 may be more than what is neither packed nor that

@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf2st.quants.layout import INT64
 from gguf2st.verification.formats import Format, Rules
 
 STRANGERS: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """How transformers opens a folder: config.json may name Python files beside it, or on the Hub; they are not run."""
+EDITABLE = ("chat-template", "generation-config")
+"""What people change in a finished checkpoint on purpose, by the names that `verify --accept` knows."""
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""safetensors' dtype names -> ours."""
+"""safetensors' dtype names of weights -> ours."""
+DTYPES = {**FLOATS, "I64": INT64}
+"""The same of all that is not packed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Checkpoint:
         tensors: as they lie in the files.
         packed: name of a weight -> what it is packed in, for those whose parts are right.
         rules: quantization_config; None without one.
+        edits: member of EDITABLE -> how it differs from the source.
     """
 
     folder: Path
@@ -57,6 +63,7 @@ class Checkpoint:
     problems: list[str] = field(default_factory=list)
     packed: dict[str, Packed] = field(default_factory=dict)
     rules: Rules | None = None
+    edits: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def hf_class(self) -> str:

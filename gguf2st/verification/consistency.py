@@ -11,7 +11,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from gguf2st.fold import listing
-from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Tensor
+from gguf2st.quants.layout import INT64
+from gguf2st.verification.checkpoint import DTYPES, Checkpoint, Tensor
 from gguf2st.verification.packed import is_part, logical_tensors, understood
 
 LAYER_LISTS = frozenset({"layers", "layer", "h", "blocks", "block"})
@@ -93,10 +94,17 @@ def _dtypes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], packed: Co
     others = [
         name
         for name, t in tensors.items()
-        if FLOATS.get(t.dtype, t.dtype) not in (dtype, "float32") and name not in packed and not is_part(name)
+        if DTYPES.get(t.dtype, t.dtype) not in (dtype, "float32", *_whole(name))
+        and name not in packed
+        and not is_part(name)
     ]
     if dtype and others:
         yield f"config.json says {dtype}, but these are not: {listing(others)}"
+
+
+def _whole(name: str) -> tuple[str, ...]:
+    """The dtype of whole numbers, where a tensor may have some: tables and indices may, weights and biases may not."""
+    return () if name.endswith((".weight", ".bias")) else (INT64,)
 
 
 def _layer_count(config: Mapping[str, Any], lists: Mapping[str, Members], main: str | None) -> Iterator[str]:

@@ -45,6 +45,7 @@ NEVER: Mapping[str, str] = {
     "JinaEmbeddingsV3Model": _SPLITS + _RANDOM,
     "KimiLinearForCausalLM": _JOINS,
     "Llama4ForCausalLM": _STACKED,
+    "SarvamMoEForCausalLM": _SPLITS + _RANDOM,
 }
 """HF class -> why transformers does not load it packed."""
 

@@ -1,9 +1,7 @@
 """transformers' own class, built on the meta device from config.json: has it exactly these tensors?"""
 
-import importlib.util
 from collections.abc import Mapping
 
-from gguf2st.errors import VerifyError
 from gguf2st.fold import listing
 from gguf2st.verification.checkpoint import STRANGERS, Checkpoint
 from gguf2st.verification.formats import Rules
@@ -12,10 +10,6 @@ from gguf2st.verification.packed import logical_tensors
 
 def compare_model(ckpt: Checkpoint) -> None:
     """Names, shapes and tied weights of transformers' class built on the meta device from config.json."""
-    if importlib.util.find_spec("transformers") is None:
-        raise VerifyError(
-            "comparing with the model class needs transformers", hint="pip install 'transformers>=5.18,<6'"
-        )
     import torch
     import transformers
     from transformers.core_model_loading import revert_weight_conversion

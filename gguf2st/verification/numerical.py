@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gguf2st.plan import DTYPE_NBYTES, Entry, Plan
-from gguf2st.verification.checkpoint import FLOATS, Checkpoint, Tensor
+from gguf2st.quants.layout import INT64
+from gguf2st.verification.checkpoint import DTYPES, Checkpoint, Tensor
 from gguf2st.verification.losses import Judge, Loss
 from gguf2st.verification.original import CHUNK_ELEMENTS, difference, expected_values
 from gguf2st.verification.repeat import repeat_of
@@ -47,7 +48,7 @@ def compare_values(
         packed, tensor = ckpt.packed.get(entry.name), ckpt.tensors.get(entry.name)
         if packed is not None and packed.shape == entry.shape:
             result.compared += judge.judge(entry, packed)
-        elif tensor is not None and tensor.shape == entry.shape and FLOATS.get(tensor.dtype) == entry.dtype:
+        elif tensor is not None and tensor.shape == entry.shape and DTYPES.get(tensor.dtype) == entry.dtype:
             result.compared += _judge_dense(ckpt, entry, tensor, plan, progress, sample)
         # else: compare_names has said so
     return result
@@ -84,7 +85,12 @@ def _compare(entry: Entry, tensor: Tensor, plan: Plan, sample: float) -> Iterato
 
 
 def _cast_bits(values: Any, dtype: str) -> Any:
-    """float32 -> the bits of `dtype`, rounded to nearest even; written apart from the kernels on purpose."""
+    """float32 -> the bits of `dtype`, rounded to nearest even; written apart from the kernels on purpose.
+
+    Whole numbers are int64 already.
+    """
+    if dtype == INT64:
+        return np.ascontiguousarray(values, np.int64)
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return values.view(np.uint32)

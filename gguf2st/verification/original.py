@@ -7,7 +7,7 @@ from zlib import crc32
 import gguf
 import numpy as np
 
-from gguf2st.ops import OPS
+from gguf2st.ops import OPS, SLICES
 from gguf2st.plan import Entry, Plan
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
@@ -19,18 +19,22 @@ SAMPLED_ROWS = 64
 
 
 def expected_values(entry: Entry, plan: Plan, step: int, sample: float) -> Iterator[tuple[int, Any]]:
-    """(first row, float32 values) of the entry's output, in runs of at most `step` rows where its ops allow it."""
+    """(first row, values) of the entry's output, in runs of at most `step` rows where its ops allow it.
+
+    The values are float32, or int64 where the entry has whole numbers.
+    """
     sources = [plan.header.sources[s] for s in entry.sources]
+    read = _whole if entry.whole else _dequantize
     if not entry.packed or len(sources) != 1 or len(sources[0].shape) < 2:
-        arrays: list[Any] = [_dequantize(plan, s.name, slice(None)).reshape(s.shape) for s in sources]
+        arrays: list[Any] = [read(plan, s.name, slice(None)).reshape(s.shape) for s in sources]
         for op, *arguments in entry.ops:
             arrays = [OPS[op].fn(*arrays, *arguments)]
-        yield 0, np.asarray(arrays[0], np.float32)
+        yield 0, arrays[0] if entry.whole else np.asarray(arrays[0], np.float32)
         return
     (source,) = sources
     order = row_order(entry, plan)
     for start, stop in _runs(len(order), step, sample, entry.name):
-        yield start, _dequantize(plan, source.name, order[start:stop])
+        yield start, read(plan, source.name, order[start:stop])
 
 
 def _runs(n_rows: int, step: int, sample: float, name: str) -> Iterator[tuple[int, int]]:
@@ -47,12 +51,17 @@ def _runs(n_rows: int, step: int, sample: float, name: str) -> Iterator[tuple[in
 
 def row_order(entry: Entry, plan: Plan) -> Any:
     """The row of the sources, put one below the other, that each row of an entry is; its ops move whole rows."""
-    arrays, n = [], 0
+    arrays, n, ops = [], 0, list(entry.ops)
     for name in entry.sources:
         source = plan.header.sources[name]
-        arrays.append(n + np.arange(source.n_rows).reshape(*source.shape[:-1], 1))
+        numbers = range(n, n + source.n_rows)
+        while len(entry.sources) == 1 and ops and ops[0][0] in SLICES and len(source.shape) == 2:
+            op, *arguments = ops.pop(0)
+            numbers = OPS[op].fn(numbers, *arguments)  # a table may have more rows than their numbers find room
+        shape = source.shape[:-1] if len(numbers) == source.n_rows else (len(numbers),)
+        arrays.append(np.arange(numbers.start, numbers.stop).reshape(*shape, 1))
         n += source.n_rows
-    for op, *arguments in entry.ops:
+    for op, *arguments in ops:
         arrays = [OPS[op].fn(*arrays, *arguments)]
     return np.asarray(arrays[0]).reshape(-1)
 
@@ -65,6 +74,12 @@ def _dequantize(plan: Plan, name: str, rows: Any) -> Any:
         member = np.arange(source.n_rows)[rows] // (source.n_rows // len(scales))
         values = values * np.array(scales, np.float32)[member, None]
     return values
+
+
+def _whole(plan: Plan, name: str, rows: Any) -> Any:
+    """int64 rows of a source of whole numbers: `I32` is numpy's `i4`."""
+    kind = TYPES[plan.header.sources[name].qtype]
+    return stored_rows(plan, name, rows).view(f"i{kind.nbytes}").astype(np.int64)
 
 
 def stored_rows(plan: Plan, name: str, rows: Any) -> Any:

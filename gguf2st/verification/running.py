@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf2st import guard
-from gguf2st.errors import VerifyError
 from gguf2st.fold import listing
 from gguf2st.verification.checkpoint import STRANGERS, Checkpoint, Packed
 from gguf2st.verification.structural import read_checkpoint
@@ -90,13 +89,7 @@ class Running:
 
 
 def check_running(folder: Path, source: "Header | None" = None) -> Running:
-    """Load and run a checkpoint; with its GGUF's header, compare it with llama.cpp (needs xllamacpp).
-
-    Raises:
-        VerifyError: transformers is not installed.
-    """
-    if importlib.util.find_spec("transformers") is None:
-        raise VerifyError("running the model needs transformers", hint="pip install 'transformers>=5.18,<6'")
+    """Load and run a checkpoint; with its GGUF's header, compare it with llama.cpp (needs xllamacpp)."""
     try:
         ckpt = read_checkpoint(folder)
         model, problems = _load_unpacked(ckpt) if ckpt.packed else _load(folder)

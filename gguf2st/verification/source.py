@@ -1,11 +1,12 @@
 """The checkpoint against its source: names, shapes, dtypes and configuration, but no weights."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from gguf2st.fold import listing
 from gguf2st.plan import Plan
-from gguf2st.verification.checkpoint import FLOATS, Checkpoint, read_json
+from gguf2st.verification.checkpoint import DTYPES, Checkpoint, read_json
 from gguf2st.verification.embedding import FILES as EMBEDDING_FILES
 from gguf2st.verification.embedding import compare_pooling
 from gguf2st.verification.packed import logical_tensors
@@ -25,9 +26,9 @@ def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
     wrong: dict[str, list[str]] = {}
     for name, entry in expected.items():
         tensor = tensors.get(name)
-        same_dtype = name in ckpt.packed or (tensor and FLOATS.get(tensor.dtype) == entry.dtype)
+        same_dtype = name in ckpt.packed or (tensor and DTYPES.get(tensor.dtype) == entry.dtype)
         if tensor and (tensor.shape != entry.shape or not same_dtype):
-            dtype = FLOATS.get(tensor.dtype, tensor.dtype)
+            dtype = DTYPES.get(tensor.dtype, tensor.dtype)
             what = f"{dtype} {list(tensor.shape)}, expected {entry.dtype} {list(entry.shape)}"
             wrong.setdefault(what, []).append(name)
     ckpt.problems += [f"{listing(names)} is {what}" for what, names in wrong.items()]
@@ -36,6 +37,17 @@ def compare_names(ckpt: Checkpoint, plan: Plan) -> None:
         if why := next(filter(None, (never_quantized(ckpt.hf_class, source) for source in entry.sources)), ""):
             unread.setdefault(why, []).append(entry.name)
     ckpt.problems += [f"{listing(names)}: vLLM cannot read it packed: {why}" for why, names in unread.items()]
+
+
+def name_another_source(ckpt: Checkpoint, plan: Plan) -> None:
+    """Where something is wrong, say first if gguf2st.json names other files than those compared with."""
+    from gguf2st.hub.provenance import read_provenance  # which is about reports, and these about verifications
+
+    stated = read_provenance(ckpt.folder) if ckpt.problems else None
+    given = tuple(PurePath(file).name for file in plan.header.files)
+    if stated is not None and stated.files and stated.files != given:
+        line = f"this was made from {stated.files[0]}, as gguf2st.json says, and is compared with {given[0]}"
+        ckpt.problems.insert(0, line)
 
 
 def compare_places(ckpt: Checkpoint, plan: Plan) -> None:
@@ -85,8 +97,10 @@ def compare_configs(ckpt: Checkpoint, configs: Mapping[str, Mapping[str, Any]]) 
         found = ckpt.config if file == "config.json" else read_json(ckpt.folder / file, ckpt.problems)
         if len(ckpt.problems) > n_problems or (file == "config.json" and not found):
             continue  # it is missing or unreadable, which is a problem by itself
+        editable = file == "generation_config.json"
+        lines = ckpt.edits.setdefault("generation-config", []) if editable else ckpt.problems
         for key, value in expected.items():
             if key not in found:
-                ckpt.problems.append(f"{file} lacks {key}, which the source says is {value!r}")
+                lines.append(f"{file} lacks {key}, which the source says is {value!r}")
             elif found[key] != value:
-                ckpt.problems.append(f"{file} says {key} = {found[key]!r}, the source {value!r}")
+                lines.append(f"{file} says {key} = {found[key]!r}, the source {value!r}")

@@ -15,14 +15,18 @@ from gguf2st.keys import brief
 from gguf2st.plan import Plan
 from gguf2st.small_files import tokenizer_metadata
 from gguf2st.tokenizer import TokenizerFiles, build_tokenizer, copy_tokenizer
-from gguf2st.tokenizer.templates import TEMPLATE_DIR, TEMPLATE_FILE
+from gguf2st.tokenizer.templates import DEFAULT, TEMPLATE_DIR, TEMPLATE_FILE
 from gguf2st.verification.checkpoint import Checkpoint, read_json
 from gguf2st.verification.tokenizer_ids import differences, parts_that_differ
 
 CONFIG_FILE = "tokenizer_config.json"
+MAP_FILE = "special_tokens_map.json"
+"""What transformers reads over it."""
 _NO_CLASS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that read tokenizer.json as it is; others have special tokens of their own, and add them."""
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+"""Keys by which transformers adds tokens that the vocabulary lacks."""
 _ADDING = ("add_bos_token", "add_eos_token")
 """Keys that transformers 5 rebuilds the post-processor from."""
 
@@ -53,7 +57,9 @@ def compare_tokenizer(ckpt: Checkpoint, plan: Plan) -> list[str]:
     by_class = not own and config.get("tokenizer_class", _NO_CLASS[0]) not in _NO_CLASS
     notes = list(_compare_json(ckpt, rebuilt, own=own, adding=not by_class))
     if own:
-        notes += _compare_keys(ckpt, rebuilt, config)
+        notes += _compare_keys(ckpt, rebuilt, CONFIG_FILE, config)
+        if (ckpt.folder / MAP_FILE).exists():
+            notes += _compare_keys(ckpt, rebuilt, MAP_FILE, read_json(ckpt.folder / MAP_FILE, ckpt.problems))
     else:
         _compare_roles(ckpt, rebuilt, config)
     _compare_added(ckpt, config)
@@ -98,16 +104,16 @@ def _compare_json(ckpt: Checkpoint, rebuilt: TokenizerFiles, *, own: bool, addin
         yield f"tokenizer.json differs from the source's in {', '.join(parts)}; every text that was tried has its ids"
 
 
-def _compare_keys(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any]) -> Iterator[str]:
-    """The configuration key by key, as gguf2st wrote it; templates are compared by themselves.
+def _compare_keys(ckpt: Checkpoint, rebuilt: TokenizerFiles, file: str, stated: Mapping[str, Any]) -> Iterator[str]:
+    """A configuration key by key, as gguf2st wrote it; templates are compared by themselves.
 
     How long a text may be changes no ids: another length gives a note.
     """
-    wanted: dict[str, Any] = json.loads(rebuilt.files[CONFIG_FILE])
+    wanted: dict[str, Any] = json.loads(rebuilt.files[file])
     keys = dict.fromkeys((*wanted, *stated)) if stated else {}
     for key in (k for k in keys if k != "chat_template"):
         value, said = wanted.get(key), stated.get(key)
-        line = f"{CONFIG_FILE} says {key} = {brief(said)}, the source {brief(value)}"
+        line = f"{file} says {key} = {brief(said)}, the source {brief(value)}"
         if said != value and key == "model_max_length":
             yield line
         elif said != value:
@@ -117,7 +123,7 @@ def _compare_keys(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str
 def _compare_roles(ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any]) -> None:
     """Special tokens by their roles, and whether they are added to a text."""
     wanted: dict[str, Any] = json.loads(rebuilt.files[CONFIG_FILE])
-    path = ckpt.folder / "special_tokens_map.json"
+    path = ckpt.folder / MAP_FILE
     beside = read_json(path, ckpt.problems) if path.exists() else {}
     silent = stated.get("tokenizer_class", _NO_CLASS[0]) in _NO_CLASS
     for key in (*_ROLES, *_ADDING):
@@ -147,9 +153,23 @@ def _compare_added(ckpt: Checkpoint, stated: Mapping[str, Any]) -> None:
         else {},
         path.name: read_json(path, ckpt.problems) if path.exists() else {},
     }
+    beside = read_json(ckpt.folder / MAP_FILE, ckpt.problems) if (ckpt.folder / MAP_FILE).exists() else {}
+    for name, table in ((CONFIG_FILE, stated), (MAP_FILE, beside)):
+        listed = [token for key in _LISTS for token in _texts(table.get(key))]
+        if new := [token for token in listed if token not in ids]:
+            ckpt.problems.append(f"{name} names special tokens that tokenizer.json has not: {listing(new[:5])}")
     for name, tokens in further.items():
         if wrong := [token for token, i in tokens.items() if str(ids.get(token)) != str(i)]:
             ckpt.problems.append(f"{name} adds tokens that tokenizer.json has not, or elsewhere: {listing(wrong[:5])}")
+
+
+def _texts(tokens: Any) -> Iterator[str]:
+    """Texts of special tokens, which are listed as such, as objects, or by a name for each."""
+    rows = tokens.values() if isinstance(tokens, dict) else tokens if isinstance(tokens, list) else ()
+    for row in rows:
+        text = row.get("content") if isinstance(row, dict) else row
+        if isinstance(text, str):
+            yield text
 
 
 def _compare_templates(
@@ -165,25 +185,26 @@ def _compare_templates(
     for path in (folder / TEMPLATE_FILE, *sorted((folder / TEMPLATE_DIR).glob("*.jinja"))):
         if path.is_file():
             name = path.relative_to(folder).as_posix()
-            found.append((name, name, path.read_text(encoding="utf-8", errors="replace")))
+            default = path.stem == DEFAULT and name not in wanted  # it goes before chat_template.jinja
+            found.append((name, TEMPLATE_FILE if default else name, path.read_text(encoding="utf-8", errors="replace")))
     for file, content in ((CONFIG_FILE, stated), ("chat_template.json", read_json(folder / "chat_template.json", []))):
         inner = content.get("chat_template")
         rows = inner if isinstance(inner, list) else [{"name": "default", "template": inner}] if inner else []
         for row in rows:
             if isinstance(row, dict) and isinstance(row.get("template"), str):
-                default = row.get("name") == "default"
+                default = row.get("name") == DEFAULT
                 place = TEMPLATE_FILE if default else f"{TEMPLATE_DIR}/{row.get('name')}.jinja"
                 found.append((file, place, row["template"]))
-    further = []
+    edits, further = ckpt.edits.setdefault("chat-template", []), []
     for where, place, text in found:
         if place not in wanted:
             further.append(where)
         elif text.removesuffix("\n") != wanted[place].removesuffix("\n"):
-            ckpt.problems.append(f"the chat template in {where} is not the source's")
+            edits.append(f"the chat template in {where} is not the source's")
     if lost := sorted(wanted.keys() - {place for _, place, _ in found}):
         line = f"there is no {', '.join(lost)}, which the source has"
         if needed:
-            ckpt.problems.append(line)
+            edits.append(line)
         else:
             yield line
     if further:

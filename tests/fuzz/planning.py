@@ -9,7 +9,7 @@ from typing import Any
 
 from gguf2st import api, build, mapfile
 from gguf2st.header import Header, parse_header
-from gguf2st.plan import from_json, to_json
+from gguf2st.plan_json import from_json, to_json
 from gguf2st.tokenizer import build_tokenizer
 from tests.fuzz import ggufs, seeds, texts
 from tests.fuzz.draft import STRING, Item

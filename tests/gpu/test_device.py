@@ -5,6 +5,7 @@ tests/test_kernels_gpu.py runs this file that way.
 """
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import gguf2st
-from gguf2st.errors import SchemeError, SourceError
+from gguf2st.errors import SchemeError, SourceError, UsageError
 from gguf2st.kernels import device, gpu
 from gguf2st.kernels.gpu_stream import LANES, Lanes
 from gguf2st.quants.layout import TYPES
@@ -166,6 +167,63 @@ def test_lanes_decode_batches_of_any_size_from_many_threads(dtype: str, parts: i
         thread.join()
     assert not failed, failed[0]
     assert lanes.decode("Q4_K", dtype, lanes.empty(0).reshape(0, 144), np.empty((0, 256), np.uint16)) == 0
+
+
+def test_a_kernel_that_is_wrong_is_noticed_in_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever compiled it; the kernels beside it still work, and it is not trusted later."""
+    lanes, right = Lanes(DEVICE, device_nbytes=1 << 20), gpu.dequantize
+    blocks = make("Q8_0", "quantized")[:48]
+    out = np.empty((48, 32), np.uint16)
+
+    def wrong(qtype: str, dtype: str, blocks: Tensor, out: Tensor) -> None:
+        right(qtype, dtype, blocks, out)
+        if qtype == "Q8_0":
+            out[47, 31] ^= 1
+
+    monkeypatch.setattr(gpu, "dequantize", wrong)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"device {DEVICE}: Q8_0 -> bfloat16 comes out otherwise than on the CPU"):
+            lanes.decode("Q8_0", "bfloat16", blocks, out)
+    lanes.decode("Q4_0", "bfloat16", make("Q4_0", "quantized")[:48], out)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be"),
+            "unspecified launch failure$",
+        ),
+        (PermissionError(13, "Permission denied", "/home/x/.triton"), r"/home/x/\.triton: Permission denied \(Triton"),
+        (
+            subprocess.CalledProcessError(1, ["gcc", "x.c"]),
+            r"the C compiler that Triton calls failed \(Python's headers",
+        ),
+        (AssertionError(), "AssertionError$"),
+    ],
+)
+def test_a_device_that_fails_is_one_line_and_holds_nobody_up(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes, blocks, out = Lanes(DEVICE, device_nbytes=1 << 20), make("Q8_0", "quantized")[:48], np.empty((48, 32))
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "dequantize", fail)
+        for _ in range(LANES + 1):
+            with pytest.raises(UsageError, match=reason) as failed:
+                lanes.decode("Q8_0", "float32", blocks, out.astype(np.float32))
+            assert failed.value.hint == "use --device cpu"
+    lanes.decode("Q8_0", "float32", blocks, out.astype(np.float32))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_lanes_say_so_in_a_line() -> None:
+    with pytest.raises(UsageError, match=r"^device cuda: .*(CUDA|NVIDIA)") as error:
+        Lanes("cuda")
+    assert "\n" not in error.value.message
 
 
 class Watched(Lanes):

@@ -1,4 +1,4 @@
-"""Processes that have something loaded, and fork for each order: the other end of `tests.oracle.forked` and `.logits`.
+"""Processes that have something loaded, and fork for each order: what `forked`, `logits` and `tests.crash_steps` use.
 
 A message is one packet; open files may come with it. The server answers twice: with the number of the fork, and once
 it has ended with its exit code, or minus the signal that ended it.
@@ -30,7 +30,8 @@ class Server:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
             )
-        atexit.register(self._end, os.getpid())
+        self._owner = os.getpid()
+        atexit.register(self.close)
 
     def start(self, order: Any, files: Sequence[int]) -> int | None:
         """Number of a fork that has the order and the open files; None while another runs. `wait` must follow."""
@@ -51,8 +52,9 @@ class Server:
             return int(answer)
         raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
 
-    def _end(self, owner: int) -> None:
-        if os.getpid() == owner:  # and not in a fork of the process that has the server
+    def close(self) -> None:
+        """End the server; at the latest with the process that has it."""
+        if os.getpid() == self._owner:  # and not in a fork of that one
             self._line.close()
             self._process.wait()
 

@@ -57,4 +57,6 @@ def _metadata(reader: Any) -> Metadata:
             value = field.contents()
             exact = len(field.types) == 1 and not isinstance(value, str | bool)
             found[name] = np.dtype(field.parts[field.data[0]].dtype).type(value) if exact else value
+            if isinstance(value, list) and any(type(x) is int and x >= 2**31 for x in value):
+                found[name] = np.array(value, np.uint64)  # lists are written with 32 bits
     return found

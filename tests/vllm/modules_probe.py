@@ -11,6 +11,7 @@ Weights are made, but never read.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -21,6 +22,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_KIMI_K3_GEMM_AR": "0",  # a library for GPUs
+}
+"""Of vLLM, for models that are built and not run."""
 RECORDS: list[dict[str, Any]] = []
 SCRATCH = tempfile.TemporaryDirectory()
 NUMBERS = itertools.count()
@@ -62,6 +70,9 @@ def lift_limits() -> None:
     import importlib.machinery
     from unittest.mock import MagicMock
 
+    import torch
+
+    import vllm.config.vllm as configuration
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
     from vllm.model_executor.models import registry
     from vllm.platforms.cpu import CpuPlatform
@@ -88,9 +99,16 @@ def lift_limits() -> None:
         return choose(*some, **others | {"attn_selector_config": config})
 
     sys.meta_path.insert(0, StandIn())
+    torch.cuda.Stream = torch.cuda.Event = MagicMock  # type: ignore[misc, assignment]
     checks, FusedMoEConfig.__post_init__ = FusedMoEConfig.__post_init__, post_init
     choose, CpuPlatform.get_attn_backend_cls = CpuPlatform.get_attn_backend_cls, classmethod(backend)
     registry._run_in_subprocess = lambda fn: fn()
+    from vllm.models.qwen4_exp.nvidia import model, qsa  # needs the stand-in
+
+    assert model
+    qsa.is_flash_attn_varlen_func_available = lambda: True
+    # Tables of n-grams would lie in pinned memory, which only a device has.
+    configuration.EngramConfig = functools.partial(configuration.EngramConfig, cpu_offload=False)
 
 
 def group_of(config: Any, layer: Any, name: str) -> str | None:
@@ -139,6 +157,7 @@ def build(config: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
         load_format="dummy",
         max_model_len=32,
         distributed_executor_backend="uni",
+        block_size=32,  # vLLM refuses its own choice for linear attention on CPUs
     )
     vllm_config = arguments.create_engine_config()
     with set_current_vllm_config(vllm_config):
@@ -154,7 +173,7 @@ def build(config: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     finally:
         torch.set_default_dtype(dtype)
     fused = {
-        **vllm_config.quant_config.packed_modules_mapping,
+        **(getattr(vllm_config.quant_config, "packed_modules_mapping", None) or {}),
         **(getattr(model, "packed_modules_mapping", None) or {}),
     }
     return model, fused
@@ -197,11 +216,7 @@ def _path(name: str, known: set[str], asked: dict[str, Any], fused: dict[str, li
 
 
 def main() -> None:
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
+    os.environ |= SETTINGS
     jobs = json.load(sys.stdin)
     stdout = os.dup(1)
     os.dup2(2, 1)  # vLLM writes to both

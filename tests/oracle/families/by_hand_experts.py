@@ -175,9 +175,9 @@ def grok(n_layers: int = 2, kv_heads: int = KV_HEADS, *, scaled: bool = False) -
     return replace(as_published(case), flags=(), tokenizer="spm")
 
 
-def deepseek_ocr(n_layers: int = 3, *, normed: bool = False, tied: bool = False) -> Case:
+def deepseek_ocr(n_layers: int = 3, *, normed: bool = False) -> Case:
     """The text part of DeepSeek OCR, without latent attention; transformers knows it within the whole only."""
-    shapes = ends(tied)
+    shapes = ends()
     for i in range(n_layers):
         layer = f"model.layers.{i}"
         shapes |= with_heads(f"{layer}.self_attn", HEADS, HEADS, 16)
@@ -199,17 +199,18 @@ def deepseek_ocr(n_layers: int = 3, *, normed: bool = False, tied: bool = False)
         "norm_topk_prob": normed,
         "scoring_func": "softmax",
         "rope_theta": 10000.0,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": False,
     }
     case = by_hand("DeepseekForCausalLM", "deepseek", shapes, **given)
     latent = {"qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "v_head_dim": 0, "kv_lora_rank": None, "head_dim": None}
-    return replace(case, hparams={**case.options, **latent, "architectures": ["DeepseekOCRForCausalLM"]})
+    groups = {"n_group": 1, "topk_group": 1, "topk_method": "greedy"}
+    return replace(case, hparams={**case.options, **latent, **groups, "architectures": ["DeepseekOCRForCausalLM"]})
 
 
 MAPLE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _PLAIN: dict[str, Case] = {
     "deepseek2-ocr": deepseek_ocr(),
-    "deepseek2-ocr_tied": deepseek_ocr(2, normed=True, tied=True),
+    "deepseek2-ocr_normed": deepseek_ocr(2, normed=True),
     "grok": grok(scaled=True),
     "grok_unscaled": grok(3, 1),
     "grovemoe": grovemoe(),

@@ -270,6 +270,8 @@ BAILING_V2 = replace(
         "moe_shared_expert_intermediate_size": 48,
         "moe_router_enable_expert_bias": True,
         "use_qk_norm": True,
+        "use_rmsnorm": True,
+        "router_dtype": "fp32",
         "num_nextn_predict_layers": 0,
     },
     weights=by_hand(
@@ -310,7 +312,6 @@ _PLAIN: dict[str, Case] = {
         "Glm4MoeLiteConfig",
         {
             **V3,
-            **TIED,
             "vocab_size": 154880,
             "hidden_size": 32,
             "moe_intermediate_size": 16,
@@ -409,8 +410,8 @@ _PLAIN: dict[str, Case] = {
         differs={**EOD, **STRETCHED},
     ),
     "afmoe": Case("AfmoeConfig", AFMOE),
-    "afmoe_tied": Case("AfmoeConfig", {**AFMOE, **TIED, "num_hidden_layers": 3, "num_dense_layers": 1, "head_dim": 16}),
-    "deepseek_v32": Case("DeepseekV32Config", {**DSA, **TIED}, flags=("gpt2_vocab",)),
+    "afmoe_3_layers": Case("AfmoeConfig", {**AFMOE, "num_hidden_layers": 3, "num_dense_layers": 1, "head_dim": 16}),
+    "deepseek_v32": Case("DeepseekV32Config", DSA, flags=("gpt2_vocab",)),
     "deepseek_v32_yarn": Case(
         "DeepseekV32Config", {**DSA, **GROUPS, **yarn(40.0, 32, **ALL_ONE)}, flags=("gpt2_vocab",)
     ),

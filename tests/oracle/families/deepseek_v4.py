@@ -24,10 +24,7 @@ def fp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def remade(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Published names, experts that four bits hold, and a table that routes tokens here and there.
-
-    transformers makes integers of the whole numbers in the table, as vLLM does.
-    """
+    """Published names, experts that four bits hold, and a table that routes tokens here and there."""
     names = {"model.layers.": "layers.", "model.embed_tokens.": "embed.", "model.norm.": "norm."}
     tensors = respelled(tensors, {**names, "model.hc_head.hc_": "hc_head_", ".attn.norm.": ".attn.kv_norm."})
     generator = torch.Generator().manual_seed(4)
@@ -36,7 +33,7 @@ def remade(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             tensors[name] = fp4(tensor)[2]
         elif name.endswith("tid2eid"):
             order = torch.rand(len(tensor), N_EXPERTS, generator=generator).argsort(-1)
-            tensors[name] = order[:, : tensor.shape[1]].float()
+            tensors[name] = order[:, : tensor.shape[1]].contiguous()
     return tensors
 
 
@@ -45,13 +42,13 @@ def is_expert(name: str) -> bool:
 
 
 def published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts as codes and exponents, and the table as integers."""
+    """Experts as codes and exponents."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if is_expert(name):
             out[name], out[name.replace(".weight", ".scale")], _ = fp4(tensor)
         else:
-            out[name] = tensor.long() if name.endswith("tid2eid") else tensor
+            out[name] = tensor
     return out
 
 

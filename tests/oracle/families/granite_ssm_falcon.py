@@ -247,9 +247,7 @@ _PLAIN: dict[str, Case] = {
     "mamba2": hybrid("Mamba2Config", MAMBA_2, differs=NOWHERE),
     "mamba2_tied": hybrid("Mamba2Config", {**MAMBA_2, **TIED, "n_groups": 1}, differs=NOWHERE),
     "jamba": hybrid("JambaConfig", JAMBA, tokenizer="spm"),
-    "jamba_dense": hybrid(
-        "JambaConfig", {**JAMBA, "num_experts": 1, "num_experts_per_tok": 1, **TIED}, tokenizer="spm"
-    ),
+    "jamba_dense": hybrid("JambaConfig", {**JAMBA, "num_experts": 1, "num_experts_per_tok": 1}, tokenizer="spm"),
     "nemotron": Case("NemotronConfig", tokenizer="spm", keeps=NORM_1P),
     "nemotron_bias": Case(
         "NemotronConfig", {**BIASES, "rope_parameters": NEMOTRON_LINEAR}, tokenizer="spm", keeps=NORM_1P
@@ -287,7 +285,9 @@ _PLAIN: dict[str, Case] = {
     ),
     "lfm2moe": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED}),
     "lfm2moe_fused": Case("Lfm2MoeConfig", {**CONV, **MOE, **TIED, "num_dense_layers": 1}, flags=("fuse_qkv",)),
-    "kimi_linear": hybrid("KimiLinearConfig", KIMI, hparams={"num_key_value_heads": 4}),
+    "kimi_linear": hybrid(
+        "KimiLinearConfig", KIMI, hparams={"num_key_value_heads": 4, "head_dim": 16, "rope_theta": 10000.0}
+    ),  # the last two stand in the published file, and mean nothing
 }
 CASES = with_bf16(
     _PLAIN,

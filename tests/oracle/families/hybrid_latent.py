@@ -50,8 +50,19 @@ def ling3(**options: Any) -> Case:
         hparams={**given, "architectures": ["BailingMoeV3ForCausalLM"]},
         differs={"architectures": (["BailingMoeV3ForCausalLM"], "the published name, which vLLM knows")},
         keeps=A_LOG,
+        remade=ling3_outputs,
         tolerance=1e-4,
     )
+
+
+def ling3_outputs(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Linear attention has its output under a name of its own, as llama.cpp and vLLM know; transformers reads both."""
+    linear = {name.removesuffix("q_conv1d.weight") for name in tensors if name.endswith(".q_conv1d.weight")}
+    names = {name: f"{name[: -len('dense.weight')]}o_proj.weight" for name in tensors if name.endswith(".dense.weight")}
+    return {
+        names[name] if name in names and name.removesuffix("dense.weight") in linear else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def ling3_appended(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,7 +126,7 @@ def glm5_next(kinds: str = "LLLFLLF", own: str = "1111111", dense: int = 1) -> C
         "hc_sinkhorn_iters": 20,
     }
     case = by_hand("Glm5NextForCausalLM", "glm5_next_text", shapes, **given)
-    published = {**case.options, "architectures": ["Glm5NextForConditionalGeneration"]}
+    published = {**case.options, "architectures": ["Glm5NextForConditionalGeneration"], "rope_theta": 10000.0}
     return replace(case, hparams=published, keeps=A_LOG)
 
 

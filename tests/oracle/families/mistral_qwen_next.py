@@ -252,7 +252,7 @@ _PLAIN: dict[str, Case] = {
         "Qwen3MoeConfig", "Qwen3VLMoeForConditionalGeneration", [6, 5, 5], head_dim=32, norm_topk_prob=True, **MOE
     ),
     "qwen3next": qwen3next(),
-    "qwen3next_tied": qwen3next(**TIED, num_hidden_layers=4, linear_num_value_heads=2, linear_num_key_heads=2),
+    "qwen3next_4_layers": qwen3next(num_hidden_layers=4, linear_num_value_heads=2, linear_num_key_heads=2),
     "qwen3next_yarn": qwen3next(linear_num_key_heads=3, **SHARED_ROPE),
     "qwen3next_fused": replace(qwen3next(num_hidden_layers=4), flags=("no_mtp", "fuse_gate_up_exps")),
     "qwen3next_mtp": replace(qwen3next(num_hidden_layers=4), flags=(), spelled=mtp.apart),

@@ -1,8 +1,10 @@
-"""Laguna, Hunyuan 3 and MiMo V2."""
+"""Laguna, Hunyuan 3, MiMo V2 and Sarvam."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from tests.oracle import mtp
 from tests.oracle.case import MOE, TIED, Case, with_bf16
@@ -99,7 +101,43 @@ def hy_v3(*kinds: str, **options: Any) -> Case:
     return Case("HYV3Config", {**HY_V3, **dense, "mlp_layer_types": [*kinds], **options})
 
 
+def zero_mean(bias: Tensor) -> Tensor:
+    return bias - bias.mean()
+
+
+def sarvam(**options: Any) -> Case:
+    """The published names of keys, which transformers reads as others, and those that the published code reads too."""
+    given: Mapping[str, Any] = {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 8e6},
+        **options,
+    }
+    read = {
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": 64,
+    }
+    more = {**read, "use_bias": False, "use_rmsnorm": True, "embedding_dropout": 0.0, "router_dtype": "fp32"}
+    more |= {"architectures": ["SarvamMoEForCausalLM"]}
+    own = {"num_experts": 4, "num_shared_experts": given.get("n_shared_experts", 1)}
+    return Case(
+        "SarvamMoEConfig",
+        given,
+        hparams={**read, **own, "architectures": ["SarvamMoEForCausalLM"]},
+        differs={key: (value, "the published file has it") for key, value in more.items()},
+        keeps={"*.expert_bias": zero_mean},
+    )
+
+
 _PLAIN: dict[str, Case] = {
+    "sarvam": sarvam(),
+    "sarvam_shared": sarvam(
+        num_hidden_layers=4, n_shared_experts=2, first_k_dense_replace=2, routed_scaling_factor=1.5
+    ),
     "laguna": Case("LagunaConfig", LAGUNA),
     "laguna_per_element": Case("LagunaConfig", {**LAGUNA, "gating": "per-element"}),
     "laguna_full": Case("LagunaConfig", {**LAGUNA, **FULL, "mlp_layer_types": ["dense", "dense", "sparse"]}),

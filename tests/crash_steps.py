@@ -1,15 +1,12 @@
-"""A process with gguf2st loaded that forks a run of the command line for each line it reads, and makes it fail.
+"""Runs of the command line that fail at one of their steps, each in a fork of a process that has gguf2st loaded.
 
-    python -m tests.crash_zygote SOURCE SCRATCH < orders > outcomes
-
-A line is an Order. `steps` of a run are its calls that change a file system below `folder`, or send to a socket, in
-their order. The outcome: `status`, the exit code or the negative number of the signal that ended the run, and `steps`,
-their number (null when it did not come to its end).
+An order is an Order, with two open files: for what the run prints, and for the number of its steps, which stays empty
+when it did not come to its end. `steps` of a run are its calls that change a file system below `folder`, or send to a
+socket, in their order.
 """
 
 import errno
 import io
-import json
 import os
 import resource
 import signal
@@ -17,9 +14,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from tests.oracle.fork_server import orders
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ALLOCATES = ("open", "mkdir", "pwrite", "posix_fallocate", "fsync")
@@ -36,7 +35,6 @@ class Order:
     Attributes:
         arguments: of gguf2st.
         folder: where its steps are counted.
-        say: file for what it prints.
         at: number of the step before which something happens; None for nothing. Of a write, half is done.
         signal: the run gets this signal,
         refuses: or from then on the file system refuses some calls: a key of REFUSED,
@@ -48,7 +46,6 @@ class Order:
 
     arguments: tuple[str, ...]
     folder: str
-    say: str
     at: int | None = None
     signal: int = signal.SIGKILL
     refuses: str = ""
@@ -56,9 +53,6 @@ class Order:
     changes: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Steps:
@@ -143,11 +137,9 @@ def _limit(name: str, nbytes: int) -> None:
     resource.setrlimit(getattr(resource, name), (nbytes, nbytes))
 
 
-def _run(order: Order, report: int) -> None:
-    """The child; never returns."""
+def _run(order: Order, said: int, report: int) -> NoReturn:
     code, steps = 99, None
     try:
-        said = os.open(order.say, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(said, number)
             raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - a run may end without closing it
@@ -170,29 +162,20 @@ def _run(order: Order, report: int) -> None:
 
 
 def main() -> None:
-    """Warm up with a conversion of each kind, then do as told until stdin ends."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without one
+    """Warm up with a conversion of each kind, and be a run in each fork."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive a fork
     import gguf2st
     import gguf2st.cli.convert
+    import gguf2st.cli.finish
+    import gguf2st.cli.plan
     import gguf2st.cli.push
     import gguf2st.verification.numerical
 
+    source, scratch = sys.argv[2:]
     for repack in ("none", "exact", "near", "int4"):
-        gguf2st.convert(sys.argv[1], Path(sys.argv[2], repack), repack=repack, threads=1)  # compiles the kernels
-    print(flush=True)
-    for line in sys.stdin:
-        order = Order(**json.loads(line))
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(reading)
-            _run(order, writing)
-        os.close(writing)
-        with open(reading, "rb") as pipe:
-            counted = pipe.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps({"status": status, "steps": json.loads(counted or b"null")}), flush=True)
+        gguf2st.convert(source, Path(scratch, repack), repack=repack, threads=1)  # compiles the kernels
+    order, (said, report) = orders()
+    _run(Order(**order), said, report)
 
 
 if __name__ == "__main__":

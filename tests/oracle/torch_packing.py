@@ -1,10 +1,10 @@
-"""Packing in torch: the reference of the numba kernels, with the same bytes, and the path for every other device.
+"""Packing in torch: the arithmetic of `gguf2st.schemes.search` written down once more, without a kernel.
 
 Groups are rows here: codes and weights are (n_groups, group). Sums over the 32 weights of a group add halves (16 + 16,
 then 8 + 8, ...), so that they round alike in every path.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from gguf2st.quants.base import unpack
 from gguf2st.quants.reference import AffineQuant, quant
-from gguf2st.schemes.base import Packed
+from gguf2st.schemes import Packed, Scheme
+from gguf2st.schemes.fp4 import Fp4
+from gguf2st.schemes.integers import Integers
 from gguf2st.schemes.lattice import Lattice, scale_offset
 from gguf2st.schemes.search import KEEP, KEPT, PEAK_TRIALS, RANGE_TRIALS, SMALLEST
-
-if TYPE_CHECKING:
-    from gguf2st.schemes.fp4 import Fp4
-    from gguf2st.schemes.integers import Integers
 
 _GROUP = 32
 
@@ -38,9 +36,16 @@ class _Groups(NamedTuple):
     power: Tensor
 
 
-def integers(scheme: "Integers", qtype: str, blocks: NDArray[np.uint8], n_rows: int, dtype: str, device: str) -> Packed:
-    """`Integers.pack` on a torch device."""
-    data = _on(device, blocks)
+def pack(scheme: Scheme, qtype: str, blocks: NDArray[np.uint8], n_rows: int, dtype: str) -> Packed:
+    """What `scheme.pack` must give; `error` and `power` are sums in another order."""
+    data = torch.from_numpy(blocks.copy())
+    if isinstance(scheme, Integers):
+        return _integers(scheme, qtype, data, n_rows, dtype)
+    assert isinstance(scheme, Fp4)
+    return _fp4(scheme, qtype, data)
+
+
+def _integers(scheme: Integers, qtype: str, data: Tensor, n_rows: int, dtype: str) -> Packed:
     stored: torch.dtype = getattr(torch, dtype)
     lattice = scheme.lattice(qtype)
     if lattice is not None:
@@ -65,10 +70,8 @@ def integers(scheme: "Integers", qtype: str, blocks: NDArray[np.uint8], n_rows: 
     )
 
 
-def fp4(scheme: "Fp4", qtype: str, blocks: NDArray[np.uint8], n_rows: int, device: str) -> Packed:
-    """`Fp4.pack` on a torch device."""
+def _fp4(scheme: Fp4, qtype: str, data: Tensor) -> Packed:
     kind = quant(qtype)
-    data = _on(device, blocks)
     fields = kind.split(data)
     if qtype == "MXFP4":
         codes = unpack(fields["qs"], 4, 16).reshape(-1, scheme.group)
@@ -87,12 +90,12 @@ def fp4(scheme: "Fp4", qtype: str, blocks: NDArray[np.uint8], n_rows: int, devic
     return Packed({suffix: _bytes(part) for suffix, part in parts.items()}, 0.0, 0.0, int(bad.sum()))
 
 
-def _exact(scheme: "Integers", qtype: str, lattice: Lattice, data: Tensor, stored: torch.dtype) -> _Groups:
+def _exact(scheme: Integers, qtype: str, lattice: Lattice, data: Tensor, stored: torch.dtype) -> _Groups:
     """Codes are what the decoder gives for `d = unit`; d becomes the scale."""
     at = scale_offset(qtype)
     d = data[:, at : at + 2].contiguous().view(torch.float16).squeeze(1).float() * lattice.unit
     data = data.clone()
-    one = torch.tensor([lattice.unit], dtype=torch.float16, device=data.device)
+    one = torch.tensor([lattice.unit], dtype=torch.float16)
     data[:, at : at + 2] = one.view(torch.uint8)
     codes = quant(qtype).dequantize(data).reshape(-1, scheme.group)
     wanted = d.repeat_interleave(lattice.group // scheme.group)
@@ -105,7 +108,7 @@ def _exact(scheme: "Integers", qtype: str, lattice: Lattice, data: Tensor, store
     return _Groups(codes, scale, torch.full_like(scale, 1 << scheme.bits - 1), error, power)
 
 
-def _searched(scheme: "Integers", qtype: str, data: Tensor, stored: torch.dtype) -> _Groups:
+def _searched(scheme: Integers, qtype: str, data: Tensor, stored: torch.dtype) -> _Groups:
     """The best codes and scales that the trials of `search` give."""
     kind = quant(qtype)
     w = kind.dequantize(data).reshape(-1, _GROUP)
@@ -195,11 +198,7 @@ def _words(codes: Tensor, bits: int) -> Tensor:
 
 
 def _bytes(part: Tensor) -> NDArray[np.uint8]:
-    return _whole(part).reshape(-1).view(torch.uint8).cpu().numpy()
-
-
-def _on(device: str, blocks: NDArray[np.uint8]) -> Tensor:
-    return torch.from_numpy(blocks if blocks.flags.writeable else blocks.copy()).to(device)
+    return _whole(part).reshape(-1).view(torch.uint8).numpy()
 
 
 def _whole(part: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""gpt-oss as ollama's library has had it since August 2025, before ggml had MXFP4: as today's file, once it is read."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import gguf2st
+from gguf2st.errors import Gguf2stError
+from gguf2st.header import read_header
+from tests.make_gguf import quantize
+from tests.oracle.rewrite import Metadata, Tensors, requantized
+from tests.oracle.tiny import oracle_gguf
+from tests.test_wild_ollama import CASES, as_ollama
+
+pytestmark = pytest.mark.oracle
+
+
+def _old_blocks(values: Any) -> Any:
+    """MXFP4 as ollama wrote it in August 2025: the scale, then two neighbours in each byte."""
+    blocks = quantize(np.asarray(values, np.float32), "MXFP4").reshape(-1, 17)
+    numbers = np.concatenate([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], 1)  # numbers 0 to 15, then 16 to 31
+    return np.concatenate([blocks[:, :1], numbers[:, ::2] | numbers[:, 1::2] << 4], 1)
+
+
+def _of_the_library(_metadata: Metadata, tensors: Tensors) -> None:
+    """One tensor of gate and up, whose rows take turns, and one of query, key and value."""
+    for name in [n for n in tensors if ".ffn_gate_exps." in n]:
+        gate, up = tensors.pop(name), tensors.pop(name.replace("gate", "up"))
+        axis = 1  # after that of the experts
+        both = np.stack([gate, up], axis + 1).reshape(len(gate), -1, *gate.shape[2:])
+        tensors[name.replace("gate", "gate_up")] = both
+    for name in [n for n in tensors if ".attn_q." in n]:
+        parts = [tensors.pop(name.replace("attn_q", f"attn_{part}")) for part in "qkv"]
+        tensors[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+    for name in [n for n in tensors if n.endswith("_exps.weight")]:
+        raw: Any = _old_blocks(tensors[name]).reshape(-1), "MXFP4", tensors[name].shape
+        tensors[name] = raw
+
+
+def _renumbered(path: Path) -> Path:
+    """MXFP4 under the number 4, as ollama wrote it before ggml had it."""
+    data = bytearray(path.read_bytes())
+    for name in [n for n, source in read_header([path]).sources.items() if source.qtype == "MXFP4"]:
+        at = data.index(name.encode()) + len(name) + 4 + 3 * 8
+        assert data[at : at + 4] == b"\x27\0\0\0"
+        data[at] = 4
+    path.write_bytes(data)
+    return path
+
+
+def test_a_gpt_oss_of_ollamas_library_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    written = dataclasses.replace(CASES["gpt_oss"], edit=_of_the_library)
+    path = _renumbered(as_ollama("gpt_oss", written, tmp_path / "o.gguf"))
+    os.truncate(path, path.stat().st_size - 4096)
+    with pytest.raises(Gguf2stError):
+        gguf2st.convert(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_gpt_oss_of_ollamas_library(tmp_path: Path) -> None:
+    plain = requantized(
+        oracle_gguf("gpt_oss"), tmp_path / "a.gguf", lambda n: "MXFP4" if n.endswith("_exps.weight") else ""
+    )
+    written = dataclasses.replace(CASES["gpt_oss"], edit=_of_the_library)
+    path = _renumbered(as_ollama("gpt_oss", written, tmp_path / "o.gguf"))
+    header = read_header([path])
+    layers = header.metadata["gpt-oss.block_count"]
+    assert len(header.sources) == 13 * layers + 3  # as ollama's log counts: 471 of gpt-oss:120b, which has 36 layers
+    for file, folder in ((plain, "a"), (path, "o")):
+        gguf2st.convert(file, tmp_path / folder, dtype="float32")
+    found, wanted = (load_file(tmp_path / folder / "model.safetensors") for folder in "oa")
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert (tmp_path / "o" / "config.json").read_bytes() == (tmp_path / "a" / "config.json").read_bytes()
+    gguf2st.verify(tmp_path / "o", against=path).require_ok()
