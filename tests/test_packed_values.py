@@ -273,7 +273,8 @@ def test_a_scale_beside_a_weight_counts(tmp_path: Path) -> None:
     assert gguf2st.verify(tmp_path / "m", source).problems == ()
     plain = tiny_model(tmp_path / "n.gguf", qtype="Q8_0", tied=False)
     other, problem = gguf2st.verify(tmp_path / "m", plain).problems
-    assert "n.gguf" in other and "m.gguf" in other
+    assert "n.gguf" in other
+    assert "m.gguf" in other
     assert problem.startswith(f"{LAYER}.mlp.up_proj.weight: ")
     expected = dict(hf_tensors(plain, torch.float32))[f"{LAYER}.mlp.up_proj.weight"] * 3
     assert torch.equal(load_file(tmp_path / "m/model.safetensors")[f"{LAYER}.mlp.up_proj.weight"], expected)

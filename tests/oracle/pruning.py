@@ -1,6 +1,6 @@
-"""The cache of `tests.oracle.tiny` does not grow for ever: what no session knows any more goes after two days.
+"""The cache of `tests.oracle.tiny` does not grow for ever: what no test run knows any more goes after two days.
 
-Every change of a case, of a program or of a library makes new names. Once a day a session marks all names that it may
+Every change of a case, of a program or of a library makes new names. Once a day a run marks all names that it may
 use before it uses them, and removes what was neither made nor marked for KEPT_S.
 """
 
@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 EVERY_S = 86_400
 KEPT_S = 2 * EVERY_S
-"""A session that began before the last marking has its names marked by the one before that."""
+"""A run that began before the last marking has its names marked by the one before that."""
 LOCKS = "locks"
 _GONE = "gone-"
 
