@@ -103,7 +103,7 @@ def convert(
         max_rel_rmse: how far a repacked weight may be from the source's, relative to its size; by default 0.01 with
             near, and as far as it takes with int4.
         max_shard_size: bytes; a shard is closed before it would exceed this.
-        device: auto, cpu or cuda; auto is cuda where a device, Triton and a torch with CUDA are at hand.
+        device: auto, cpu or cuda; auto is cuda where a device, Triton and a torch with CUDA are at hand and work.
         threads: how many decode and write at once; by default one per available core, at most 8.
         tokenizer_from: a folder, or a Hub repository org/name[@revision], whose tokenizer files are taken after
             comparing their vocabulary with the file's.

@@ -131,8 +131,9 @@ def test_what_is_no_target_or_no_rows_is_refused(lanes: Lanes) -> None:
         lanes.pack(SCHEMES["int4_g32"], "Q4_0", "float16", np.zeros((4, 18), np.uint8), [(4, 3)])
 
 
-def test_a_kernel_that_is_wrong_is_noticed_in_its_first_batch(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_wrong_is_noticed_in_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here: one that leaves what was in memory before."""
+    lanes = Lanes(DEVICE, device_nbytes=1 << 20)
     monkeypatch.setattr(gpu_pack_bodies, "code_words", defaultdict(lambda: lambda *arguments, **options: None))
     scheme, blocks = SCHEMES["int8_g32"], make("Q5_0", "quantized")[:8]
     lanes.pack(scheme, "Q4_1", "float16", make("Q4_1", "quantized")[:8], [(8, 8)])  # another kernel writes its codes
