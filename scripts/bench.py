@@ -46,8 +46,6 @@ ROW_ELEMENTS = 4096
 RUNS = 15
 FASTER = 20
 """Aim: numba to gguf-py, one core each."""
-IN_CACHE = 32
-"""This part of the arrays fits into the cache."""
 SCALING = 1.7
 """Aim: two threads to one."""
 
@@ -189,7 +187,6 @@ def bench_kernels() -> str:
         decode = partial(cpu.dequantize, qtype, "bfloat16")
         numba = _rate(lambda d=decode, b=blocks, t=target: d(b, t))
         both = _rate(lambda d=decode, b=blocks, t=target: _in_two(d, b, t))
-        near = _gain_in_cache(decode, blocks, target) if both < SCALING * numba else 0.0
         small, share = blocks[: n // 16], 16
         tensor = torch.from_numpy(small)
         reference = _rate(lambda q=qtype, t=tensor: QUANTS[q].dequantize(t).to(torch.bfloat16)) / share
@@ -202,7 +199,7 @@ def bench_kernels() -> str:
             python = 0.0
         has_c = kind.block > 1 and qtype != "Q8_1"  # plain types are casts, and ggml has no decoder for Q8_1
         c = _rate(lambda i=kind.id, b=small: ggml.to_float(i, b)) / share if has_c else 0.0
-        speeds.append(Speed(qtype, numba, both / numba, near, python))
+        speeds.append(Speed(qtype, numba, both / numba, python))
         lines.append(
             f"| {qtype} | {numba:,.0f} | {numba / copy:.0%} | {both / numba:.2f}x | {reference:,.0f} | "
             f"{_or_none(python)} | {_or_none(c)} | {f'{numba / python:.0f}x' if python else '-'} |"
@@ -223,14 +220,12 @@ class Speed:
     """Melem/s of one thread."""
     gain: float
     """Two threads to one."""
-    gain_in_cache: float
-    """The same in arrays that stay in the cache, measured where `gain` falls short."""
     python: float
     """Melem/s of gguf-py, 0 where it does not decode the type."""
 
 
 def aims(speeds: list[Speed], copy: float, copies: float) -> str:
-    """Which types reach FASTER times gguf-py, and SCALING times one thread with two, and what hinders the others.
+    """Which types reach FASTER times gguf-py, and SCALING times one thread with two.
 
     Args:
         speeds: of every type.
@@ -241,14 +236,14 @@ def aims(speeds: list[Speed], copy: float, copies: float) -> str:
     slow = [s for s in known if s.one < FASTER * s.python]
     flat = [s for s in speeds if s.gain < SCALING]
     ratios = [f"{s.qtype} {s.one / s.python:.1f}x ({copy / s.python:.1f}x)" for s in slow]
-    gains = [f"{s.qtype} {s.gain:.2f}x ({s.gain_in_cache:.2f}x)" for s in flat]
+    gains = [f"{s.qtype} {s.gain:.2f}x" for s in flat]
     return (
         f"Aim: {FASTER} times gguf-py on one core. {len(known) - len(slow)} of {len(known)} types that it decodes "
         "reach it.\n"
         f"The others, in brackets what a plain copy of the output makes: {_list(ratios)}.\n\n"
         f"Aim: {SCALING} times one thread with two. {len(speeds) - len(flat)} of {len(speeds)} types reach it; a copy "
         f"makes {copies / copy:.2f}x.\n"
-        f"The others, in brackets in arrays that stay in the cache, where memory is no limit: {_list(gains)}.\n"
+        f"The others: {_list(gains)}.\n"
     )
 
 
@@ -263,17 +258,6 @@ def _in_two(call: Callable[[np.ndarray, np.ndarray], object], first: np.ndarray,
     other.start()
     call(first[:half], second[:half])
     other.join()
-
-
-def _gain_in_cache(call: Callable[[np.ndarray, np.ndarray], object], first: np.ndarray, second: np.ndarray) -> float:
-    """How much faster two threads are than one where memory is no limit."""
-
-    def again(first: np.ndarray, second: np.ndarray) -> None:
-        for _ in range(IN_CACHE):
-            call(first, second)
-
-    first, second = (array[: len(array) // IN_CACHE] for array in (first, second))
-    return _rate(lambda: _in_two(again, first, second)) / _rate(lambda: again(first, second))
 
 
 def _rate(call: Callable[[], object]) -> float:
