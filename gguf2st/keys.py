@@ -35,7 +35,8 @@ def _is_int(value: Any, low: int, high: int = MAX_COUNT) -> bool:
     return type(value) is int and low <= value <= high  # bool is an int to Python, and no number in a GGUF
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and no bool."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
@@ -48,10 +49,10 @@ COUNT = Kind("a whole number", lambda v: _is_int(v, 0))
 LAYERS = Kind(f"a whole number from 1 to {MAX_INDEX}", lambda v: _is_int(v, 1, MAX_INDEX))
 EXPERTS = Kind(f"a whole number up to {MAX_INDEX}", lambda v: _is_int(v, 0, MAX_INDEX))
 LAYERWISE = Kind("one whole number or bool per layer", _is_layerwise)
-NUMBER = Kind("a number", _is_number)
-EPSILON = Kind("a positive number below 1", lambda v: _is_number(v) and 0 < v < 1)
-ROPE_BASE = Kind("a number from 1 to 1e12", lambda v: _is_number(v) and 1 <= v <= 1e12)  # 1e4 to 1e11 in the wild
-NOT_NEGATIVE = Kind("a number that is not negative", lambda v: _is_number(v) and v >= 0)
+NUMBER = Kind("a number", is_number)
+EPSILON = Kind("a positive number below 1", lambda v: is_number(v) and 0 < v < 1)
+ROPE_BASE = Kind("a number from 1 to 1e12", lambda v: is_number(v) and 1 <= v <= 1e12)  # 1e4 to 1e11 in the wild
+NOT_NEGATIVE = Kind("a number that is not negative", lambda v: is_number(v) and v >= 0)
 FLAG = Kind("true or false", lambda v: type(v) is bool)
 TEXT = Kind("a text", lambda v: isinstance(v, str))
 LIST = Kind("a list", lambda v: isinstance(v, list))

@@ -1,7 +1,7 @@
 """What an op of the tensor algebra is, and the registry that `ops.py` fills."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -60,6 +60,13 @@ class Op:
 
 OPS: dict[str, Op] = {}
 """Name -> op."""
+
+
+def run_ops(ops: Iterable[tuple[Any, ...]], arrays: Sequence[Array]) -> Array:
+    """What the (name, *arguments) of an entry, one after the other, make of the arrays of its sources."""
+    for name, *arguments in ops:
+        arrays = [OPS[name].fn(*arrays, *arguments)]
+    return arrays[0]
 
 
 def op(

@@ -17,9 +17,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from gguf2st.op import ANY, OPS, Array, Op, Shape, op
+from gguf2st.op import ANY, OPS, Array, Op, Shape, op, run_ops
 
-__all__ = ["ANY", "OPS", "PART", "SLICES", "VALUES", "Array", "Op", "Shape", "same_shape"]
+__all__ = ["ANY", "OPS", "PART", "SLICES", "VALUES", "Array", "Op", "Shape", "run_ops", "same_shape"]
 
 PART = "part"
 """The op that takes one of the parts that a table is cut into."""

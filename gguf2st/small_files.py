@@ -6,7 +6,6 @@ from typing import Any
 from gguf2st import config
 from gguf2st import tokenizer as tokenizers
 from gguf2st.config.quantization import quantization_config
-from gguf2st.errors import TokenizerError
 from gguf2st.header import Header
 from gguf2st.plan import Plan
 
@@ -36,7 +35,6 @@ def plan_tokenizer(plan: Plan, metadata: Mapping[str, object]) -> tokenizers.Tok
         TokenizerError: it cannot be rebuilt, or is not the model's.
     """
     tokenizer = tokenizers.plan_tokenizer(metadata)
-    tokens, rows = metadata["tokenizer.ggml.tokens"], plan.config.get("vocab_size")
-    if isinstance(tokens, list) and isinstance(rows, int) and len(tokens) > rows:
-        raise TokenizerError(f"the tokenizer has {len(tokens)} tokens, the token embedding only {rows} rows")
+    if isinstance(n_rows := plan.config.get("vocab_size"), int):
+        tokenizer.require_rows(n_rows)
     return tokenizer

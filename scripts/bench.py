@@ -195,7 +195,7 @@ def bench_kernels() -> str:
             rows = small.reshape(-1, ROW_ELEMENTS // kind.block * kind.nbytes)  # as tensors have them
             gguf.quants.dequantize(rows[:1], gguf_type)
             python = 0.0 if qtype == "F32" else _rate(lambda b=rows, t=gguf_type: gguf.quants.dequantize(b, t)) / share
-        except (KeyError, NotImplementedError):
+        except (KeyError, NotImplementedError):  # gguf-py does not name the type, or does not decode it
             python = 0.0
         has_c = kind.block > 1 and qtype != "Q8_1"  # plain types are casts, and ggml has no decoder for Q8_1
         c = _rate(lambda i=kind.id, b=small: ggml.to_float(i, b)) / share if has_c else 0.0

@@ -1,8 +1,9 @@
 """What config.json and generation_config.json have for every architecture: dtype, token ids, sampling."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from gguf2st.keys import is_number
 
 if TYPE_CHECKING:
     from gguf2st.tokenizer import SpecialTokens
@@ -39,7 +40,7 @@ def generation_config(tokens: "SpecialTokens", metadata: Mapping[str, Any]) -> d
     sampling = {
         ours: value
         for theirs, ours, fits in _SAMPLING
-        if _is_number(value := metadata.get(f"general.sampling.{theirs}")) and fits(value)
+        if is_number(value := metadata.get(f"general.sampling.{theirs}")) and fits(value)
     }
     return always | ({"do_sample": True} | sampling if sampling else {})
 
@@ -52,10 +53,6 @@ _SAMPLING: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("penalty_repeat", "repetition_penalty", lambda v: v > 0),
 )
 """llama.cpp's name, transformers' name, and the values that transformers takes; others are left out."""
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _one_or_list(ids: Sequence[int]) -> int | list[int] | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf2st.header import Header, Source
-from gguf2st.ops import OPS, SLICES
+from gguf2st.ops import OPS, SLICES, run_ops
 from gguf2st.plan import DENSE, DTYPE_NBYTES, Entry
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes import SCHEMES
@@ -94,9 +94,7 @@ def rows_of(entry: Entry, header: Header) -> Rows | None:
             for shape, begin in zip(shapes, starts, strict=False)
             if shape
         ]
-        for op, *arguments in ops:
-            arrays = [OPS[op].fn(*arrays, *arguments)]
-        order = np.ascontiguousarray(arrays[0]).reshape(-1)
+        order = np.ascontiguousarray(run_ops(ops, arrays)).reshape(-1)
         n_rows = len(order)
     return Rows(sources, first, order, tuple(map(int, starts)), n_rows, lead[-1])
 

@@ -18,7 +18,7 @@ from gguf2st.execute.whole import whole_numbers
 from gguf2st.header import Source
 from gguf2st.kernels import cpu
 from gguf2st.kernels.device import Backend
-from gguf2st.ops import OPS
+from gguf2st.ops import run_ops
 from gguf2st.plan import DENSE, DTYPE_NBYTES, Entry, Plan
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes import SCHEMES, Packed
@@ -210,9 +210,7 @@ class Worker:
             if scale := self._plan.scales.get(name):
                 values.reshape(len(scale), -1)[:] *= np.array(scale, np.float32)[:, None]
             arrays.append(values)
-        for op, *arguments in entry.ops:
-            arrays = [OPS[op].fn(*arrays, *arguments)]
-        flat = np.ascontiguousarray(arrays[0], dtype=np.float32).reshape(-1)
+        flat = np.ascontiguousarray(run_ops(entry.ops, arrays), dtype=np.float32).reshape(-1)
         itemsize = DTYPE_NBYTES[entry.dtype]
         step = max(1, self._backend.chunk_nbytes // itemsize)
         for at in range(0, len(flat), step):
@@ -232,9 +230,7 @@ class Worker:
             for source in (self._plan.header.sources[name] for name in entry.sources):
                 stretch = self._stretch(source, 0, source.nbytes or 0)
                 arrays.append(whole_numbers(source.qtype, stretch).reshape(source.shape))
-            for op, *arguments in entry.ops:
-                arrays = [OPS[op].fn(*arrays, *arguments)]
-            numbers = np.ascontiguousarray(arrays[0])
+            numbers = np.ascontiguousarray(run_ops(entry.ops, arrays))
         data = numbers.reshape(-1).view(np.uint8)
         self._shard.write(entry.outputs[0].start + start * DTYPE_NBYTES[entry.dtype], data.data)
         self._progress(len(data))

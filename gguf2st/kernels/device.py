@@ -89,11 +89,14 @@ class Host:
         runs: Sequence[tuple[int, int]],
     ) -> "list[Packed]":
         """See `Backend`."""
-        ends = accumulate(n_blocks for n_blocks, _ in runs)
-        return [
-            scheme.pack(qtype, blocks[end - n_blocks : end], n_rows, dtype)
-            for end, (n_blocks, n_rows) in zip(ends, runs, strict=True)
-        ]
+        parts = zip(slices(runs), runs, strict=True)
+        return [scheme.pack(qtype, blocks[part], n_rows, dtype) for part, (_, n_rows) in parts]
+
+
+def slices(runs: Sequence[tuple[int, int]]) -> list[slice]:
+    """Which blocks are those of each of the runs of `Backend.pack`."""
+    ends = accumulate(n_blocks for n_blocks, _ in runs)
+    return [slice(end - n_blocks, end) for end, (n_blocks, _) in zip(ends, runs, strict=True)]
 
 
 def choose(device: str) -> tuple[str, tuple[str, ...]]:

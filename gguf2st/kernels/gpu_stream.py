@@ -17,7 +17,6 @@ Nothing here knows of tensors or files; given the device "cpu", it runs under TR
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from gguf2st.errors import UsageError
 from gguf2st.kernels import cpu, cpu_pack, gpu, gpu_pack
+from gguf2st.kernels.device import slices
 from gguf2st.kernels.gpu_pack import Buffers, Memory
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes.base import Packed, Scheme
@@ -152,7 +152,7 @@ class Lanes:
             UsageError: the device fails, or packs otherwise than the CPU.
         """
         packer = gpu_pack.packer(scheme, qtype, dtype)
-        parts = _slices(runs)
+        parts = slices(runs)
         for part, (_, n_rows) in zip(parts, runs, strict=True):
             scheme.require_rows(qtype, blocks[part], n_rows)
         given = {"blocks": blocks}
@@ -247,9 +247,3 @@ def _carved(memory: torch.Tensor, wanted: Memory, n_blocks: int) -> Buffers:
         found[name] = memory[at:stop].view(dtype).view(n_blocks, elements)
         at = -(-stop // _ALIGNMENT) * _ALIGNMENT
     return found
-
-
-def _slices(runs: Sequence[tuple[int, int]]) -> list[slice]:
-    """Which blocks are those of each run."""
-    ends = list(accumulate(n_blocks for n_blocks, _ in runs))
-    return [slice(end - n_blocks, end) for end, (n_blocks, _) in zip(ends, runs, strict=True)]

@@ -95,8 +95,8 @@ class TokenizerPlan:
         """
         n_tokens = len(self.vocabulary.tokens)
         notes = list(self.notes)
-        if n_rows is not None and n_tokens > n_rows:
-            raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
+        if n_rows is not None:
+            self.require_rows(n_rows)
         if n_rows is not None and n_tokens < n_rows:
             notes.append(f"{n_rows - n_tokens} embedding rows after the {n_tokens} tokens are padding without a token")
         parts = self._kind.parts(self.metadata, self.vocabulary, self.special)
@@ -120,6 +120,12 @@ class TokenizerPlan:
         for name, template in self.templates.items():
             files[template_path(name)] = template.encode()
         return TokenizerFiles(files, tuple(notes))
+
+    def require_rows(self, n_rows: int) -> None:
+        """Raise TokenizerError when there are more tokens than the token embedding has rows."""
+        n_tokens = len(self.vocabulary.tokens)
+        if n_tokens > n_rows:
+            raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
 
     def text(self, i: int) -> str:
         """A token as tokenizer.json spells it."""

@@ -7,7 +7,7 @@ from zlib import crc32
 import gguf
 import numpy as np
 
-from gguf2st.ops import OPS, SLICES
+from gguf2st.ops import OPS, SLICES, run_ops
 from gguf2st.plan import Entry, Plan
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
@@ -27,9 +27,8 @@ def expected_values(entry: Entry, plan: Plan, step: int, sample: float) -> Itera
     read = _whole if entry.whole else _dequantize
     if not entry.packed or len(sources) != 1 or len(sources[0].shape) < 2:
         arrays: list[Any] = [read(plan, s.name, slice(None)).reshape(s.shape) for s in sources]
-        for op, *arguments in entry.ops:
-            arrays = [OPS[op].fn(*arrays, *arguments)]
-        yield 0, arrays[0] if entry.whole else np.asarray(arrays[0], np.float32)
+        values = run_ops(entry.ops, arrays)
+        yield 0, values if entry.whole else np.asarray(values, np.float32)
         return
     (source,) = sources
     order = row_order(entry, plan)
@@ -61,9 +60,7 @@ def row_order(entry: Entry, plan: Plan) -> Any:
         shape = source.shape[:-1] if len(numbers) == source.n_rows else (len(numbers),)
         arrays.append(np.arange(numbers.start, numbers.stop).reshape(*shape, 1))
         n += source.n_rows
-    for op, *arguments in ops:
-        arrays = [OPS[op].fn(*arrays, *arguments)]
-    return np.asarray(arrays[0]).reshape(-1)
+    return np.asarray(run_ops(ops, arrays)).reshape(-1)
 
 
 def _dequantize(plan: Plan, name: str, rows: Any) -> Any:
@@ -98,7 +95,7 @@ def _decode(qtype: str, packed: Any) -> Any:
         return _by_reference(qtype, packed)
     try:
         return gguf.quants.dequantize(packed, their_type)
-    except NotImplementedError:
+    except NotImplementedError:  # what gguf-py raises for a type that it names and does not decode
         return _by_reference(qtype, packed)
 
 

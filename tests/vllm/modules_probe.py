@@ -91,7 +91,7 @@ def lift_limits() -> None:
             pass
 
     def post_init(self: Any) -> None:
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError):  # experts without a gate want a GPU
             checks(self)
 
     def backend(cls: Any, *some: Any, **others: Any) -> Any:
