@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from llvmlite.binding import get_host_cpu_features
 from numba.core.caching import IndexDataCacheFile
 
 import gguf2st
@@ -82,6 +83,22 @@ def test_vectors_round_like_single_numbers(dtype: str) -> None:
     assert_rounded(dtype, x.view(np.float32), np.ascontiguousarray(out[:, :1]))
 
 
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_vectors_in_which_only_some_values_are_subnormal(dtype: str) -> None:
+    """A block of Q8_K with all codes and a scale about as small as float32 goes, or as large."""
+    scales = (np.arange(1, 1 << 9, dtype=np.uint32) << 18 | 0x1FFFF).view(np.float32)
+    codes = np.arange(-128, 128, dtype=np.int8)
+    blocks = np.zeros((len(scales), TYPES["Q8_K"].nbytes), np.uint8)
+    blocks[:, :4] = scales[:, None].view(np.uint8)
+    blocks[:, 4:260] = codes.view(np.uint8)
+    out = empty("Q8_K", dtype, len(scales))
+    cpu.dequantize("Q8_K", dtype, blocks, out)
+    products = scales[:, None] * codes.astype(np.float32)
+    tiny = np.float32(2.0**-126)
+    assert ((abs(products) < tiny) & (products != 0)).any(1).sum() > 10
+    assert_rounded(dtype, products, out)
+
+
 def assert_rounded(dtype: str, x: np.ndarray, out: np.ndarray) -> None:
     wanted = torch.from_numpy(x).to(DTYPES[dtype])
     got = torch.from_numpy(out.view(np.float32 if dtype == "float32" else np.int16)).view(DTYPES[dtype])
@@ -90,23 +107,29 @@ def assert_rounded(dtype: str, x: np.ndarray, out: np.ndarray) -> None:
     assert torch.equal(got.view(bits)[~wanted.isnan()], wanted.view(bits)[~wanted.isnan()])
 
 
+V3 = "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse3,+sse4.1,+sse4.2,+ssse3"
 PROCESSORS = {
     "x86-64": "",
-    "x86-64-v3": "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse3,+sse4.1,+sse4.2,+ssse3",
+    "x86-64-v3": V3,
+    "x86-64-v4": f"{V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl",
 }
-"""Processors without byte shuffles and float16, and without AVX-512; LLVM's names for what they have."""
+"""Processors without byte shuffles and float16, without AVX-512, and without its bfloat16; LLVM's names for what they
+have."""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for several x86-64 processors")
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_every_kernel_on_lesser_processors(processor: str) -> None:
     """Their code runs here, too: the comparison with ggml once more, in a process that compiles for them."""
-    chosen = "test_dequantize_matches_ggml and bfloat16 or test_vectors_round_like_single_numbers"
+    here = get_host_cpu_features()
+    if missing := [f for f in PROCESSORS[processor].split(",") if f and not here[f.removeprefix("+")]]:
+        pytest.skip(f"this processor lacks {', '.join(missing)}")
+    chosen = "test_dequantize_matches_ggml and bfloat16 or test_vectors"
     command = [sys.executable, "-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
     env = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
     run = subprocess.run(command, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:]
-    assert f"{len(QTYPES) + len(DTYPES)} passed" in run.stdout
+    assert f"{len(QTYPES) + 2 * len(DTYPES)} passed" in run.stdout
 
 
 @pytest.mark.parametrize("n_blocks", [0, 1, 3])

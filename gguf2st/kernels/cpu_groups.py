@@ -15,7 +15,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
-from gguf2st.kernels.cpu_access import Bytes, Values, data, round_to
+from gguf2st.kernels.cpu_access import Bytes, Values, data
+from gguf2st.kernels.cpu_rounding import round_to
 
 N = 32
 """Weights in a group."""

@@ -167,15 +167,33 @@ def _byte_shuffle(context: Any) -> str | None:
 
 
 def _pick(context: Any, b: Any, table: Any, index: Any) -> Any:
-    """A byte shuffle for each byte of an element; without such an instruction, one lane after the other."""
     n, element = index.type.count, table.type.element
-    name = _byte_shuffle(context)
-    if name is None:
-        x = ir.Constant(ir.VectorType(element, n), ir.Undefined)
-        for lane in range(n):
-            entry = b.extract_element(table, b.zext(b.extract_element(index, I32(lane)), I32))
-            x = b.insert_element(x, entry, I32(lane))
-        return x
+    if element in (I16, F32) and has(context, "avx512bw") and has(context, "avx512vl"):
+        return _pick_lanes(b, table, index)
+    if name := _byte_shuffle(context):
+        return _pick_bytes(b, name, table, index)
+    x = ir.Constant(ir.VectorType(element, n), ir.Undefined)
+    for lane in range(n):
+        entry = b.extract_element(table, b.zext(b.extract_element(index, I32(lane)), I32))
+        x = b.insert_element(x, entry, I32(lane))
+    return x
+
+
+def _pick_lanes(b: Any, table: Any, index: Any) -> Any:
+    """One instruction for 32 entries of 16 bits, and for 16 of 32 bits."""
+    n, element = index.type.count, table.type.element
+    if element == F32 and n == 32:
+        return _join(None, b, *(_pick_lanes(b, table, _half_of(b, index, half)) for half in (0, 1)))
+    entries = table if n == 16 else _join(None, b, table, table)
+    indices = b.zext(index, ir.VectorType(I16 if element == I16 else I32, n))
+    name = "llvm.x86.avx512.permvar." + ("sf.512" if element == F32 else f"hi.{16 * n}")
+    of_lanes = ir.FunctionType(entries.type, [entries.type, indices.type])
+    return b.call(b.module.declare_intrinsic(name, (), of_lanes), [entries, indices])
+
+
+def _pick_bytes(b: Any, name: str, table: Any, index: Any) -> Any:
+    """A byte shuffle for each byte of an element."""
+    n, element = index.type.count, table.type.element
     bytes16 = ir.VectorType(I8, 16)
     instruction = b.module.declare_intrinsic(name, (), ir.FunctionType(bytes16, [bytes16, bytes16]))
     indices = [index] if n == 16 else [_half_of(b, index, half) for half in (0, 1)]
@@ -185,7 +203,7 @@ def _pick(context: Any, b: Any, table: Any, index: Any) -> Any:
     for shift in range(0, width, 8):
         plane = b.trunc(b.lshr(words, ir.Constant(words.type, [shift] * 16)), bytes16)
         picked = [b.call(instruction, [plane, part]) for part in indices]
-        planes.append(picked[0] if n == 16 else _join(context, b, *picked))
+        planes.append(picked[0] if n == 16 else _join(None, b, *picked))
     zipped = [lane // 2 + lane % 2 * n for lane in range(2 * n)]
     while len(planes) > 1:
         wider = ir.VectorType(ir.IntType(2 * planes[0].type.element.width), n)

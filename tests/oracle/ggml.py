@@ -59,13 +59,15 @@ def _row_function(name: str, address: int | None) -> object:
     return _ROW(address) if address else _ROW((name, _LIB))
 
 
-def to_float(type_id: int, blocks: np.ndarray) -> np.ndarray:
-    """(n_blocks, nbytes) uint8 -> (n_blocks, block) float32 as ggml dequantizes it."""
+def to_float(type_id: int, blocks: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """(n_blocks, nbytes) uint8 -> (n_blocks, block) float32 as ggml dequantizes it; into `out` if there is one."""
     t = traits(type_id)
     blocks = np.ascontiguousarray(blocks)
     assert blocks.dtype == np.uint8
     assert blocks.shape[1] == t.nbytes
-    out = np.empty((len(blocks), t.block), np.float32)
+    if out is None:
+        out = np.empty((len(blocks), t.block), np.float32)
+    assert out.shape == (len(blocks), t.block)
     name = f"dequantize_row_{t.type_name.decode()}"
     _row_function(name, t.to_float)(blocks.ctypes.data, out.ctypes.data, out.size)
     return out
