@@ -56,8 +56,8 @@ $(VLLM): scripts/vllm_env.sh
 test-vllm: models $(VLLM) ## Serve converted models with a real vLLM and compare with transformers
 	$(BIN)/python -m pytest tests/vllm
 
-test-vllm-modules: models $(VLLM) ## Let vLLM's classes load every model, and name each packed module's scheme, about 4 minutes
-	$(BIN)/python -m pytest tests/vllm/test_modules.py tests/vllm/test_loading.py -m slow
+test-vllm-modules: models $(VLLM) ## Let vLLM's classes load every model, name each packed module's scheme, and run on this CPU, about 8 minutes
+	$(BIN)/python -m pytest tests/vllm/test_modules.py tests/vllm/test_loading.py tests/vllm/test_cpu.py -m slow
 
 lint: $(STAMP) ## Check style, types and generated docs
 	$(BIN)/ruff check .
@@ -69,7 +69,7 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## Regenerate the generated parts of README.md
+docs: $(STAMP) ## Regenerate the generated parts of README.md and docs/
 	$(BIN)/python scripts/generate_docs.py
 
 bench: models ## Measure against transformers, gguf-py and a plain copy, in one run

@@ -50,7 +50,10 @@ def build(
     else:
         amap = mapfile.load_map(arch_map)
         if amap.arch != header.arch:
-            raise MapError(f"{arch_map} is for architecture {amap.arch!r}; {header.files[0]} is {header.arch!r}")
+            raise MapError(
+                f"{arch_map} is for architecture {amap.arch!r}; {header.files[0]} is {header.arch!r}",
+                hint="leave out --arch-map for the map of that architecture, if `gguf2st archs` has one",
+            )
     return with_scales(_Builder(amap, header, MapScope(header, amap, read)).plan(), read)
 
 

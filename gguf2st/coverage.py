@@ -3,6 +3,7 @@
 Each function gives its findings as lines for `Plan.problems`.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from gguf2st.archmap import ArchMap
 from gguf2st.fold import few, listing
 from gguf2st.header import Header
 from gguf2st.keys import brief, says_nothing
+from gguf2st.ops import OPS
 from gguf2st.plan import Entry
 from gguf2st.quants.layout import DECODABLE, INTEGERS
 
@@ -54,8 +56,8 @@ def is_among(key: str, names: Collection[str]) -> bool:
 def partly_used(header: Header, entries: Iterable[Entry]) -> list[str]:
     """Tensors of which some elements reach no entry, such as rows of a fused projection that no equation takes."""
     taken: dict[tuple[str, ...], int] = {}
-    for (sources, _), n in {(e.sources, e.ops): e.n_elements for e in entries}.items():  # the same rows count once
-        taken[sources] = taken.get(sources, 0) + n
+    for (sources, ops), n in {(e.sources, e.ops): e.n_elements for e in entries}.items():  # the same rows count once
+        taken[sources] = taken.get(sources, 0) + n * math.prod(OPS[name].merges for name, *_ in ops)
     used = {name for sources in taken for name in sources}
     reached = {name: 0 for name in header.sources if name in used}
     for sources, n in taken.items():

@@ -4,6 +4,8 @@ An error message says what, where, and what was expected or is available; `hint`
 `problems` lists every offender when there are several, so that one run shows them all.
 """
 
+import errno
+import os
 from collections.abc import Sequence
 
 MAX_PROBLEMS = 200
@@ -47,6 +49,31 @@ class SourceError(Gguf2stError):
     """The source cannot be found, read, or is damaged."""
 
     exit_code = 3
+
+
+def unreadable(err: OSError, name: object = "") -> SourceError:
+    """The SourceError that explains a failed system call on a file of a source.
+
+    Args:
+        err: of the system.
+        name: of the file, where the error does not say it.
+    """
+    file = os.fsdecode(err.filename) if isinstance(err.filename, str | bytes | os.PathLike) else str(name)
+    hint = _HINTS.get(err.errno or 0, "the disk or the network may be failing (see `dmesg`): run the command again")
+    return SourceError(f"{file} cannot be read: {err.strerror or err}", hint=hint)
+
+
+_PATH = "check the path, and the disk or share that it is on"
+_HINTS = {
+    errno.ENOENT: _PATH,
+    errno.ENOTDIR: _PATH,
+    errno.ENAMETOOLONG: _PATH,
+    errno.ELOOP: _PATH,
+    errno.EACCES: "ask for permission to read it: `ls -l` shows whose it is",
+    errno.EPERM: "ask for permission to read it: `ls -l` shows whose it is",
+    errno.EISDIR: "give the file, or the folder as SRC where it holds one model",
+    errno.EMFILE: "let the process open more files (`ulimit -n`)",
+}
 
 
 class HeaderError(SourceError):
@@ -111,6 +138,12 @@ class EngineError(Gguf2stError):
     """A cluster cannot be reached, or loses what it is given to do."""
 
     exit_code = 10
+
+
+class DeviceError(Gguf2stError):
+    """A CUDA device fails, or computes otherwise than the CPU."""
+
+    exit_code = 10  # a machine's failure, as that of a cluster: the command is right, and may work the next time
 
 
 INTERRUPTED = 130

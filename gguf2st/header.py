@@ -19,18 +19,19 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 from gguf2st.cursor import Cursor
-from gguf2st.errors import HeaderError, SourceError
+from gguf2st.errors import HeaderError, SourceError, unreadable
 from gguf2st.keys import brief
 from gguf2st.quants.layout import BY_ID, type_name
 from gguf2st.source import is_address, open_file
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
 from gguf2st.spellings import respelled
+from gguf2st.split import joined
 
 Value: TypeAlias = "bool | int | float | str | list[Any] | array[Any]"
 """A metadata value. Arrays of numbers are `array.array` in native byte order; arrays of anything else are lists."""
@@ -62,6 +63,7 @@ class Source:
         file: index into `Header.files`.
         offset: of the first byte, from the start of that file.
         nbytes: None when the type is unknown.
+        neighbours: whether neighbouring numbers share a byte, and not, as in ggml's MXFP4, those 16 apart.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Source:
     file: int
     offset: int
     nbytes: int | None
+    neighbours: bool = False
 
     @property
     def n_elements(self) -> int:
@@ -112,8 +115,11 @@ class Header:
         arch = self.metadata.get("general.architecture")
         if isinstance(arch, str) and arch:
             return arch
-        found = "is absent" if arch is None else f"is {arch!r}, not a name"
-        raise HeaderError(f"{self.files[0]}: general.architecture {found}: the header does not say which model this is")
+        found = "is absent" if arch is None else f"is {brief(arch)}, not a name"
+        raise HeaderError(
+            f"{self.files[0]}: general.architecture {found}: the header does not say which model this is",
+            hint="get a conversion by llama.cpp's converter, which writes it; `gguf2st archs` lists the known ones",
+        )
 
 
 def read_header(files: Sequence[str | Path]) -> Header:
@@ -126,14 +132,13 @@ def read_header(files: Sequence[str | Path]) -> Header:
     HubError when the Hub does not answer or refuses.
     """
     if not files:
-        raise SourceError("no GGUF file was given")
+        raise SourceError("no GGUF file was given", hint="give the path of one, or of the first shard of a split")
     if len(files) > 1 and any(map(is_address, files)):
         with ThreadPoolExecutor(8) as pool:
             parts = list(pool.map(_read_one, range(len(files)), files))
     else:
         parts = [_read_one(index, path) for index, path in enumerate(files)]
-    _check_split(parts)
-    return respelled(_join(parts))
+    return respelled(joined(parts))
 
 
 def _read_one(index: int, path: str | Path) -> Header:
@@ -141,7 +146,7 @@ def _read_one(index: int, path: str | Path) -> Header:
         with open_file(path) as file:
             return parse_header(file, str(path), index=index)
     except OSError as error:
-        raise SourceError(f"{path}: {error.strerror or error}") from error
+        raise unreadable(error, path) from error
 
 
 def parse_header(file: BinaryIO, name: str, *, index: int = 0) -> Header:
@@ -202,7 +207,7 @@ def _read_metadata(cursor: Cursor, n_kv: int) -> tuple[dict[str, Value], int]:
         value = metadata[key] = _read_value(cursor, type_id, 0)
         if key == "general.alignment":
             if type_id != _UINT32 or not isinstance(value, int) or value.bit_count() != 1:
-                cursor.fail(f"general.alignment is {value!r}; it must be a power of two, stored as uint32")
+                cursor.fail(f"general.alignment is {brief(value)}; it must be a power of two, stored as uint32")
             alignment = value
     return metadata, alignment
 
@@ -316,72 +321,3 @@ def _check_complete(cursor: Cursor, placed: list[Source]) -> None:
         cursor.fail(
             f"the file ends before tensor {cut[0].name!r}{others}: {lack}", "the file is incomplete: download it again"
         )
-
-
-def _check_split(parts: list[Header]) -> None:
-    """Check that the files are all shards of one split in order, or one file that is no shard."""
-    first = parts[0]
-    count = _split_number(first, "split.count", 1)
-    if count <= 1 and len(parts) == 1:
-        return
-    if count <= 1:
-        raise HeaderError(f"{first.files[0]}: {len(parts)} files were given, but this one is no shard of a split")
-    if count != len(parts):
-        here = {_split_number(part, "split.no", -1) + 1 for part in parts}
-        absent = islice((str(number) for number in range(1, count + 1) if number not in here), 20)
-        raise HeaderError(
-            f"{first.files[0]}: one of {count} shards, of which {len(parts)} were given; missing: {', '.join(absent)}",
-            hint="put all shards into one folder and name any of them",
-        )
-    for position, part in enumerate(parts):
-        number, of = _split_number(part, "split.no", -1), _split_number(part, "split.count", -1)
-        if (number, of) != (position, count):
-            raise HeaderError(
-                f"{part.files[0]}: expected shard {position + 1} of {count}; its header says "
-                + (f"shard {number + 1} of {of}" if number >= 0 else "that it is no shard"),
-                hint="a shard was renamed or belongs to another model: download it again",
-            )
-        if part.byteorder != first.byteorder:
-            raise HeaderError(f"{part.files[0]}: {part.byteorder}-endian, unlike the first shard")
-        _check_shard_metadata(first, part)
-    found = sum(len(part.sources) for part in parts)
-    if (promised := _split_number(first, "split.tensors.count", found)) != found:
-        raise HeaderError(f"{first.files[0]}: split.tensors.count is {promised}, but the shards hold {found} tensors")
-
-
-def _check_shard_metadata(first: Header, part: Header) -> None:
-    """Check that a shard says nothing else about the model than the first one, the only one that is read for that.
-
-    Where a shard repeats keys (most tools leave them out), a difference shows that it is another model's.
-    """
-    for key, value in part.metadata.items():
-        if key.startswith("split.") or key == "general.alignment":  # about this file alone
-            continue
-        said = first.metadata.get(key)
-        lost = said is None and not key.startswith("general.")
-        if lost or (said is not None and said != value and value == value):  # NaN equals nothing
-            here = "does not say" if said is None else f"gives as {brief(said)}"
-            raise HeaderError(
-                f"{part.files[0]}: its header has {brief(key)} = {brief(value)}, which the first shard {here}",
-                hint="a shard belongs to another model: download it again",
-            )
-
-
-def _split_number(part: Header, key: str, default: int) -> int:
-    value = part.metadata.get(key, default)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise HeaderError(f"{part.files[0]}: {key} is {value!r}, not a number")
-
-
-def _join(parts: list[Header]) -> Header:
-    sources: dict[str, Source] = {}
-    for part in parts:
-        if twice := sorted(sources.keys() & part.sources.keys()):
-            raise HeaderError(
-                f"{part.files[0]}: {len(twice)} tensors are in another shard too, such as {twice[0]!r}",
-                problems=twice,
-            )
-        sources |= part.sources
-    files, sizes = tuple(p.files[0] for p in parts), tuple(p.sizes[0] for p in parts)
-    return Header(files, sizes, parts[0].version, parts[0].byteorder, parts[0].metadata, sources)

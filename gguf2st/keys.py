@@ -185,7 +185,8 @@ def require_key(key: str) -> tuple[Kind, ...]:
         near = difflib.get_close_matches(key, KEYS, n=3)
         raise MapError(
             f"there is no metadata key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}",
-            hint="gguf2st/keys.py lists the keys and what they hold",
+            hint="`gguf2st inspect FILE --json` has the keys of a file; one that was never met needs a line in "
+            "gguf2st/keys.py",
         )
     return KEYS[key]
 

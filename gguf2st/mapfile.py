@@ -4,7 +4,7 @@ import ast
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,14 @@ from gguf2st.errors import MapError
 from gguf2st.expr import Expression, parse
 from gguf2st.ops import ANY, OPS, VALUES
 from gguf2st.quants.layout import INT64
+from gguf2st.quoting import shell_word
 
 PROBES = frozenset({"has", "rows", "cols"})
 """Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
 
+_MAPS = "docs/arch-maps.md says what a map may hold"
+_ARCH = re.compile(r"^\s*arch\s*=\s*[\"']+([^\"']+)[\"']", re.MULTILINE)
+"""The line of a map that says its architecture, in any spelling of TOML's."""
 _CALL = re.compile(r"\w+\(")
 """How an equation begins that no tensor is the source of."""
 _REFERENCE = re.compile(r"([^\s\[\]]+)\s*(\[.*\])?", re.DOTALL)
@@ -56,15 +60,17 @@ def load_map(path: Path) -> ArchMap:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise MapError(f"cannot read the arch map {path}: {err.strerror}") from None
+        raise MapError(
+            f"cannot read the arch map {path}: {err.strerror}", hint="give a .toml file as in docs/arch-maps.md"
+        ) from None
     except (ValueError, RecursionError) as err:  # not TOML, not UTF-8, or a number of thousands of digits
-        raise MapError(f"{path} is not valid TOML: {err}") from None
+        raise MapError(f"{path} is not valid TOML: {err}", hint="correct it: docs/arch-maps.md has examples") from None
     try:
         return _build(path, table)
     except MapError as err:
-        raise MapError(f"{path}: {err.message}", hint=err.hint) from None
+        raise MapError(f"{path}: {err.message}", hint=err.hint or _MAPS) from None
     except (AttributeError, TypeError, KeyError, ValueError) as err:
-        raise MapError(f"{path}: a table or value has the wrong type ({err})", hint="see docs/arch-maps.md") from None
+        raise MapError(f"{path}: a table or value has the wrong type ({err})", hint=_MAPS) from None
 
 
 def all_maps(folder: Path | None = None) -> list[ArchMap]:
@@ -84,27 +90,46 @@ def select_map(arch: str, holds: Callable[[ArchMap], bool], *, folder: Path | No
         MapError: no map for the architecture, none whose `when` holds, or more than one.
     """
     folder = folder or maps_folder()
-    line = re.compile(rf"^\s*arch\s*=\s*[\"']+{re.escape(arch)}[\"']", re.MULTILINE)
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.toml"))}
     # Parsing all maps would cost more than reading the header of a file.
-    candidates = [m for path, text in texts.items() if line.search(text) and (m := load_map(path)).arch == arch]
+    candidates = [m for path, text in texts.items() if _names(text) == arch and (m := load_map(path)).arch == arch]
     if not candidates:
-        known = sorted({m.arch for m in all_maps(folder)})
-        near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
         raise MapError(
-            f"no arch map for architecture {arch!r}" + (f"; nearest: {', '.join(near)}" if near else ""),
-            hint="`gguf2st archs` lists what is supported, docs/architectures.md what is not and why; docs/arch-maps.md"
-            " shows how to add one (--arch-map FILE)",
+            f"no arch map for architecture {arch!r}{_nearest(arch, texts.values())}",
+            hint="`gguf2st archs` lists what is supported, docs/architectures.md what is not and why; "
+            "docs/adding-an-architecture.md shows how to add one (--arch-map FILE)",
         )
     fitting = [m for m in candidates if holds(m)]
     if len(fitting) == 1:
         return fitting[0]
     conditions = [f"{m.name}: when {m.when.text}" for m in candidates]
+    if fitting:
+        raise MapError(
+            f"architecture {arch!r}: {len(fitting)} arch maps fit this file, exactly one must",
+            problems=conditions,
+            hint=f"pass the right one with --arch-map {shell_word(folder)}/NAME.toml",
+        )
     raise MapError(
-        f"architecture {arch!r}: {len(fitting)} arch maps fit this file, exactly one must",
+        f"architecture {arch!r}: {len(candidates)} arch map(s), and none is for a file like this"
+        f"{_nearest(arch, texts.values())}",
         problems=conditions,
-        hint="pass the right one with --arch-map FILE",
+        hint="`gguf2st inspect SRC` shows the keys that they ask for; `gguf2st check SRC --arch-map "
+        f"{shell_word(folder)}/NAME.toml` takes a map whatever its condition and lists what else does not fit; "
+        "docs/adding-an-architecture.md shows how to write one",
     )
+
+
+def _names(text: str) -> str:
+    """The architecture of a map that is not parsed; "" where it has no such line."""
+    match = _ARCH.search(text)
+    return match[1] if match else ""
+
+
+def _nearest(arch: str, texts: Iterable[str]) -> str:
+    """Architectures of maps that are named much like this one, as the end of a message."""
+    known = sorted({_names(text) for text in texts} - {arch, ""})
+    near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
+    return f"; nearest: {', '.join(near)}" if near else ""
 
 
 def _build(path: Path, table: Mapping[str, Any]) -> ArchMap:

@@ -26,6 +26,8 @@ class Op:
         n_arrays: how many arrays `fn` takes; ANY for all that there are, 0 for an op that makes a tensor.
         arguments: (name, int or float) of each argument that follows them.
         more: whether the last argument may be repeated, or left out.
+        merges: how many elements of its arrays each element of the result is made of; 1 for all ops that only move
+            elements or change each by itself.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Op:
     n_arrays: int
     arguments: tuple[tuple[str, type], ...]
     more: bool = False
+    merges: int = 1
 
     def accepts(self, n_arguments: int) -> bool:
         """Whether the op can take that many arguments."""
@@ -70,7 +73,7 @@ def run_ops(ops: Iterable[tuple[Any, ...]], arrays: Sequence[Array]) -> Array:
 
 
 def op(
-    *, packed: bool, shape: Callable[..., Shape], forgets: bool = False
+    *, packed: bool, shape: Callable[..., Shape], forgets: bool = False, merges: int = 1
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Register a function under its own name; its annotations tell arrays from arguments."""
 
@@ -81,7 +84,7 @@ def op(
         n_arrays = ANY if any(p.kind is p.VAR_POSITIONAL for p in arrays) else len(arrays)
         arguments = tuple((p.name, p.annotation) for p in others)
         more = any(p.kind is p.VAR_POSITIONAL for p in others)
-        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, forgets, n_arrays, arguments, more)
+        OPS[fn.__name__] = Op(fn.__name__, fn, shape, packed, forgets, n_arrays, arguments, more, merges)
         return fn
 
     return register

@@ -10,6 +10,8 @@ rows of a vector are its elements.
 
 `forgets=True`: sources of several shapes give the same one: (a, b) and (b, a) are equal when flattened. An equation
 with such an op states the shapes of its sources, or exchanged dimensions would pass for the right ones.
+
+`merges=n`: each number of the result is made of n, so that fewer of them are not a part left behind.
 """
 
 import importlib
@@ -111,6 +113,21 @@ def minus(x: Array, value: float) -> Array:
 def times(x: Array, value: float) -> Array:
     """Undo a factor that llama.cpp's converter divided by: (...) -> (...)."""
     return x * value
+
+
+def _first_less_second_shape(x: Shape) -> Shape:
+    if len(x) != 2 or x[0] != 2:
+        raise ValueError(f"a tensor of shape {list(x)} is not two rows")
+    return (1, x[1])
+
+
+@op(packed=False, shape=_first_less_second_shape, merges=2)
+def first_less_second(x: Array) -> Array:
+    """The one row that tells two answers apart: (2, cols) -> (1, cols), subtracted in float32.
+
+    A softmax over the two products with the rows is a sigmoid of the product with their difference.
+    """
+    return x[:1] - x[1:]
 
 
 def _rows_shape(x: Shape, start: int, stop: int) -> Shape:
@@ -297,18 +314,6 @@ def _regroup_columns_shape(x: Shape, outer: int, inner: int) -> Shape:
 def swap_columns(x: Array, outer: int, inner: int) -> Array:
     """`swap` along the last axis: columns (outer, inner, n) -> (inner, outer, n)."""
     return x.reshape(*x.shape[:-1], outer, inner, -1).swapaxes(-3, -2).reshape(x.shape)
-
-
-def _turn_columns_shape(x: Shape, width: int) -> Shape:
-    if width < 2 or width % 2 or x[-1] % width:
-        raise ValueError(f"{x[-1]} columns are not groups of {width} in two halves")
-    return x
-
-
-@op(packed=False, shape=_turn_columns_shape)
-def turn_columns(x: Array, width: int) -> Array:
-    """Let the two halves of each group of `width` columns take turns: columns (n, 2, width/2) -> (n, width/2, 2)."""
-    return x.reshape(*x.shape[:-1], -1, 2, width // 2).swapaxes(-1, -2).reshape(x.shape)
 
 
 def _pad_rows_shape(x: Shape, n: int) -> Shape:

@@ -102,7 +102,10 @@ class OutputFolder:
             if (self.partial / PLAN_FILE).is_file() and self._is_same_plan():
                 self.finished = {name: sums for name, sums in self._marked() if (self.partial / name).is_file()}
             elif self._shared:
-                raise OutputError(f"{self.partial} holds no shards of this plan")
+                raise OutputError(
+                    f"{self.partial} holds no shards of this plan",
+                    hint="begin with `gguf2st convert --plan P --shard i/N`, with the same P on all machines",
+                )
             else:
                 self._clear()
                 write_text(self.partial / PLAN_FILE, self._fingerprint)

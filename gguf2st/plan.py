@@ -6,6 +6,7 @@ reason) and `lay_out` (shards and byte offsets).
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from gguf2st.ops import PART
 from gguf2st.quants.layout import INT64
 from gguf2st.quoting import source_word
 from gguf2st.schemes import SCHEMES
+
+SHARD_NAME = re.compile(r"model(?:-(\d{5,})-of-(\d{5,}))?\.safetensors")
+"""Names of shards, counted from 1, as `lay_out` gives them and transformers' save_pretrained does."""
 
 DTYPES = ("bfloat16", "float16", "float32")
 """What weights may be dequantized to."""

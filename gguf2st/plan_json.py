@@ -4,19 +4,16 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from typing import Any
 
 from gguf2st.archmap import PINS
 from gguf2st.errors import SourceError
 from gguf2st.header import ByteOrder, Header, Source
 from gguf2st.ops import ANY, OPS, VALUES, same_shape
-from gguf2st.plan import DENSE, DTYPE_NBYTES, DTYPES, Entry, Plan, nbytes_of
+from gguf2st.plan import DENSE, DTYPE_NBYTES, DTYPES, SHARD_NAME, Entry, Plan, nbytes_of
 from gguf2st.quants.layout import INT64, INTEGERS, TYPES
 from gguf2st.records import from_plain
 from gguf2st.schemes import SCHEMES
-
-_SHARD_NAME = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
 
 
 def to_json(plan: Plan) -> str:
@@ -88,8 +85,10 @@ def _require_sound(plan: Plan) -> None:
             raise ValueError(f"tensor {source.name[:60]!r} lies nowhere")
         if source.offset + (source.nbytes or 0) > header.sizes[source.file] or source.nbytes != _source_nbytes(source):
             raise ValueError(f"tensor {source.name[:60]!r} is not {source.qtype[:20]} of {list(source.shape)}")
+        if source.neighbours and source.qtype != "MXFP4":
+            raise ValueError(f"tensor {source.name[:60]!r} of {source.qtype[:20]} has no pairs of numbers to part")
     for shard in plan.shards:
-        if not _SHARD_NAME.fullmatch(shard.file) or shard.nbytes < 0:
+        if not SHARD_NAME.fullmatch(shard.file) or shard.nbytes < 0:
             raise ValueError(f"{shard.file[:60]!r} is no name of a shard")
     for entry in plan.entries:
         if unknown := [name for name in entry.sources if name not in header.sources]:

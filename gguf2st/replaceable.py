@@ -5,18 +5,17 @@ another checkpoint in a subfolder.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gguf2st.config.pooling import MODULES_FILE, POOLING_FILE
 from gguf2st.hub.provenance import PROVENANCE_FILE
+from gguf2st.plan import SHARD_NAME
 from gguf2st.shards import INDEX_FILE
 from gguf2st.tokenizer.copied import TOKENIZER_FILES
 from gguf2st.tokenizer.templates import TEMPLATE_DIR
 
-_SHARD = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
 _HUB_CACHE = ".cache/huggingface"
 """Where `hf download --local-dir` keeps, for each file that it fetched, `download/FILE.metadata`."""
 _FROM_HUB = ("README.md", ".gitattributes")
@@ -58,7 +57,7 @@ def foreign_in(folder: Path) -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether a path below a folder is one that a conversion may write: a file of a checkpoint, or a shard."""
-    return name in _KNOWN or bool(_SHARD.fullmatch(name)) or _is_template(name)
+    return name in _KNOWN or bool(SHARD_NAME.fullmatch(name)) or _is_template(name)
 
 
 def _foreign(root: Path, folder: Path, ours: frozenset[str], *, named: bool) -> Iterator[str]:
@@ -73,7 +72,7 @@ def _foreign(root: Path, folder: Path, ours: frozenset[str], *, named: bool) -> 
                 yield from _foreign(root, path, ours, named=named)
             else:
                 yield f"{name}/"
-        elif name not in ours and not (named and (_SHARD.fullmatch(name) or _is_template(name))):
+        elif name not in ours and not (named and (SHARD_NAME.fullmatch(name) or _is_template(name))):
             yield name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gguf2st import config, expr, keys
 from gguf2st.archmap import ArchMap
-from gguf2st.errors import CoverageError, MapError, SourceError
+from gguf2st.errors import CoverageError, MapError, SourceError, unreadable
 from gguf2st.expr import MISSING, Expression
 from gguf2st.header import Header, Source
 from gguf2st.keys import brief
@@ -31,7 +31,7 @@ def read_small(header: Header) -> Callable[[Source], list[float]]:
                 f.seek(source.offset)
                 raw = f.read(source.nbytes or 0)
         except OSError as err:
-            raise SourceError(f"{name}: {err.strerror or err}") from err
+            raise unreadable(err, name) from err
         if len(raw) != source.nbytes:
             raise SourceError(
                 f"{name} ended inside tensor {brief(source.name)}: it has changed", hint="run the command again"

@@ -19,6 +19,8 @@ from gguf2st.errors import OutputError
 from gguf2st.plan import Output, Plan
 
 INDEX_FILE = "model.safetensors.index.json"
+MAKE_ROOM = "free some space or choose another folder with -o, then run the same command again"
+"""The hint of a full disk."""
 UNFINISHED = ".part"
 """Suffix of a shard that is being written."""
 
@@ -176,7 +178,7 @@ def output_error(err: OSError, path: Path, nbytes: int | None = None) -> OutputE
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{path}: no space left for a file{size}",
-            hint="free some space or choose another folder with -o, then run the same command again",
+            hint=MAKE_ROOM,
         )
     if err.errno == errno.EFBIG:
         return OutputError(
@@ -185,7 +187,8 @@ def output_error(err: OSError, path: Path, nbytes: int | None = None) -> OutputE
         )
     if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return OutputError(f"{path}: not writable ({err.strerror})", hint="choose another folder with -o")
-    return OutputError(f"{path}: {err.strerror or err}")
+    hint = "the disk or the network may be failing (`dmesg`): run the command again, or choose another folder with -o"
+    return OutputError(f"{path} cannot be written: {err.strerror or err}", hint=hint)
 
 
 def _reserve(fd: int, nbytes: int) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gguf2st.errors import OutputError, SourceError
+from gguf2st.errors import OutputError, SourceError, unreadable
 from gguf2st.output import PARTIAL
 
 
@@ -19,7 +19,7 @@ def identity(files: Sequence[Path]) -> list[tuple[int, ...]]:
     try:
         found = [file.stat() for file in files]
     except OSError as err:
-        raise SourceError(f"{err.filename}: {err.strerror}") from err
+        raise unreadable(err) from err
     return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found]
 
 

@@ -21,8 +21,8 @@ def support() -> str:
     archs = sorted({m.arch for m in maps})
     types = ", ".join(name for name in TYPES if name in DECODABLE)
     return (
-        f"**{len(archs)} GGUF architectures**, as {len(maps)} Hugging Face models "
-        f"([table](docs/architectures.md), with the proof of each): {', '.join(archs)}.\n\n"
+        f"**{len(archs)} GGUF architectures**, by {len(maps)} arch maps "
+        f"([table](docs/architectures.md), with the Hugging Face class and the proof of each): {', '.join(archs)}.\n\n"
         f"**Tensor types:** {types}.\n\n"
         f"**Tokenizers:** `tokenizer.ggml.model` {', '.join(KINDS)}; of `gpt2`, {len(SUPPORTED)} pre-tokenizers "
         f"([list](docs/tokenizers.md)).\n"

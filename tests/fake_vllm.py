@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-WORKER = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
 LOGPROBS = {"text_offset": [0], "token_logprobs": [-0.27], "tokens": [" Paris"], "top_logprobs": [{" Paris": -0.27}]}
 COMPLETION = {"choices": [{"index": 0, "text": " Paris", "logprobs": LOGPROBS, "finish_reason": "length"}]}
 MESSAGE = {"role": "assistant", "content": "The"}

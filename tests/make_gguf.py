@@ -1,6 +1,6 @@
 """Write GGUF files for tests with gguf-py and ggml's quantizers: nothing here comes from the code under test.
 
-`write_gguf` writes any metadata and tensors. `tiny_llama`, `tiny_qwen2`, `tiny_qwen3`, `tiny_qwen3moe`, `tiny_gemma3`
+`write_gguf` writes any metadata and tensors. `tiny_llama`, `tiny_qwen2`, `tiny_qwen3moe`, `tiny_gemma3`
 write a small but complete model, tokenizer included, with the keys and tensor names of llama.cpp's converter; they
 differ only in their row of ARCHS. llama.cpp loads and runs all of them.
 """
@@ -258,7 +258,6 @@ def tiny_model(
 
 tiny_llama = partial(tiny_model, arch="llama")
 tiny_qwen2 = partial(tiny_model, arch="qwen2")
-tiny_qwen3 = partial(tiny_model, arch="qwen3")
 tiny_qwen3moe = partial(tiny_model, arch="qwen3moe")
 tiny_gemma3 = partial(tiny_model, arch="gemma3", head_dim=32, kv_heads=1)
 

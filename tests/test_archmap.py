@@ -243,8 +243,12 @@ def test_the_one_map_whose_when_holds(tmp_path: Path) -> None:
     with pytest.raises(MapError, match="2 arch maps fit") as caught:
         select_map("llama", lambda m: True, folder=folder)
     assert caught.value.problems == ("dense: when expert_count == 0", "mixtral: when expert_count > 0")
-    with pytest.raises(MapError, match="0 arch maps fit"):
+    assert f"--arch-map {folder}/NAME.toml" in caught.value.hint
+    with pytest.raises(MapError, match=r"and none is for a file like this; nearest: llama4$") as caught:
         select_map("llama", lambda m: False, folder=folder)
+    assert caught.value.problems == ("dense: when expert_count == 0", "mixtral: when expert_count > 0")
+    for step in ("`gguf2st inspect SRC`", f"`gguf2st check SRC --arch-map {folder}/NAME.toml`", "how to write one"):
+        assert step in caught.value.hint
 
 
 @pytest.mark.parametrize(

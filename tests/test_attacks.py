@@ -474,7 +474,7 @@ def test_factors_that_are_gone_since_the_header_was_read(left: int | None, tmp_p
     source = tiny_llama(tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": factors})
     header = api.open_gguf(source)
     source.unlink() if left is None else os.truncate(source, left)
-    said = "m.gguf: No such file" if left is None else "m.gguf ended inside tensor 'rope_freqs.weight'"
+    said = "m.gguf cannot be read: No such file" if left is None else "m.gguf ended inside tensor 'rope_freqs.weight'"
     assert any(said in line for line in api.make_plan(header).all_problems)
 
 
@@ -547,7 +547,9 @@ def test_a_full_standard_output(command: str, source: Path) -> None:
     name, *options = command.split()
     done = _shell(">/dev/full", name, *([source] if name[0] != "-" else []), *options)
     assert done.returncode == 6
-    assert done.stderr == "error: standard output: No space left on device\n"
+    error, hint = done.stderr.splitlines()
+    assert error == "error: standard output takes no more: No space left on device"
+    assert hint.startswith("hint: free some space")
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])

@@ -185,6 +185,19 @@ def test_a_crash_ends_one_model_only(folder: Path) -> None:
     assert (folder / "first" / name).stat().st_mtime_ns == written, "a finished shard is not written again"
 
 
+def test_a_model_whose_machine_failed_is_tried_again(folder: Path) -> None:
+    """Without --retry-failed: a CUDA device that dies says nothing about the model."""
+    path = _manifest(folder, TWO)
+    died = "from gguf2st.errors import DeviceError; raise DeviceError('device cuda: CUDA error: launch failure')"
+    rows = _results(path, code=9, **_stalling(folder, died))
+    assert (rows["first"]["status"], rows["first"]["exit_code"]) == ("failed", 10)
+    assert rows["second"]["status"] == "done"
+    (folder / "second" / "flag").touch()
+    rows = _results(path)
+    assert rows["counts"] == {"done": 2, "failed": 0, "stopped": 0, "waiting": 0}
+    assert (folder / "second" / "flag").exists(), "what was done is not done again"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_kill_9_of_the_batch_and_run_again(folder: Path) -> None:
     path = _manifest(folder, TWO)

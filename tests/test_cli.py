@@ -17,7 +17,7 @@ import pytest
 import gguf2st
 from gguf2st.cli import cli
 from gguf2st.mapfile import maps_folder
-from tests.make_gguf import tiny_gemma3, tiny_llama
+from tests.make_gguf import tiny_gemma3, tiny_llama, write_gguf
 from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
 
 ESC = "\x1b"
@@ -114,6 +114,48 @@ def test_usage_errors_are_errors_for_readers_of_json_too(tmp_path: Path) -> None
     facts = json.loads(done.out)
     assert (done.code, facts["exit_code"]) == (2, 2)
     assert "SRC" in facts["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "command"),
+    [
+        (("convert", "SRC", "-o"), "option '-o' requires an argument", "convert"),
+        (("convert",), "missing argument 'SRC', or --plan", "convert"),
+        (("push", "folder"), "missing argument 'REPO'", "push"),
+        (
+            ("convert", "SRC", "--threads", "few"),
+            "invalid value for '--threads': 'few' is not a whole number",
+            "convert",
+        ),
+        (
+            ("convert", "SRC", "--threads", "0"),
+            "invalid value for '--threads': 0 is not in the range 1<=x<=256",
+            "convert",
+        ),
+        (("verify", "DIR", "--sample", "x"), "invalid value for '--sample': 'x' is not a number", "verify"),
+        (("convert", "SRC", "more"), "got unexpected extra argument (more)", "convert"),
+        (("archs", "--json=yes"), "option '--json' does not take a value", "archs"),
+        (
+            ("convert", "SRC", "--dtype", "int3"),
+            "invalid value for '--dtype': 'int3' is not one of 'bfloat16', 'float16', 'float32'",
+            "convert",
+        ),
+    ],
+)
+def test_usage_errors_read_like_others(words: tuple[str, ...], error: str, command: str) -> None:
+    """One line of what and where, and one with the next command; nothing in click's own form."""
+    done = run(*words)
+    assert done == Done(2, "", f"error: {error}\nhint: `gguf2st {command} --help` has the options, and examples\n")
+
+
+def test_long_listings_are_cut(tmp_path: Path) -> None:
+    """1,001 keys with the architecture's name: 200 are shown, and JSON has all of them."""
+    file = write_gguf(tmp_path / "m.gguf", {f"llama.own.key{n}": n for n in range(1000)}, {})
+    done = run("inspect", file)
+    keys = [line for line in done.out.splitlines() if line.startswith(("  llama.own.key", "  general."))]
+    assert len(keys) == 200
+    assert "\n  ... and 801 more keys: --json has all of them\n" in done.out
+    assert len(json.loads(run("inspect", file, "--json").out)["metadata"]) == 1001
 
 
 def test_what_was_meant(source: Path) -> None:

@@ -7,8 +7,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
+from gguf2st.batch.manifest import read_manifest
+from gguf2st.cli import cli
+from gguf2st.cli.batch import _options, _problem
 from tests.oracle.terminal import completed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,11 +66,32 @@ def test_python_blocks_run(folder: Path) -> None:
         assert run.returncode == 0, run.stderr
 
 
+def test_the_manifest_in_the_help_is_one(tmp_path: Path) -> None:
+    shown = completed("batch", "--help").stdout.partition("A manifest:\n")[2].partition("\n\n")[0]
+    (tmp_path / "models.toml").write_text(shown)
+    models = read_manifest(tmp_path / "models.toml", _options(), _problem).models
+    assert len(models) == shown.count("[[model]]") > 0
+
+
 def test_make_targets_named_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {m for page in PAGES for m in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
     assert named
     assert named <= targets
+
+
+def test_options_shown_with_a_command_are_its_own() -> None:
+    context, seen = click.Context(cli), 0
+    for page in (*PAGES, ROOT / "SECURITY.md"):
+        for name, rest in re.findall(r"gguf2st ([a-z]+)([^`\n]*)", page.read_text(encoding="utf-8")):
+            if name in cli.list_commands(context):  # else a sentence goes on
+                named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.split(" -- |gguf2st", rest)[0])
+                command = cli.get_command(context, name)
+                assert command is not None
+                options = {text for option in command.params for text in (*option.opts, *option.secondary_opts)}
+                assert set(named) <= {*options, "--help"}, f"{page.name}: gguf2st {name}{rest}"
+                seen += len(named)
+    assert seen > 30
 
 
 def test_equations_in_the_docs_are_those_of_real_maps() -> None:
@@ -85,10 +110,21 @@ def test_equations_in_the_docs_are_those_of_real_maps() -> None:
     assert seen >= 2
 
 
+def _anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links to them, by GitHub's rule."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    seen = 0
+    for page in (*PAGES, ROOT / "SECURITY.md", ROOT / "BENCHMARKS.md"):
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in _anchors(place), f"{page.name}: {target}#{anchor}"
+            seen += bool(anchor)
+    assert seen > 10
 
 
 def test_generated_parts_are_current() -> None:

@@ -266,7 +266,7 @@ def test_cuda_names_what_is_missing(
     source = tiny_model(tmp_path / "m.gguf")
     with pytest.raises(SystemExit) as ended:
         main(["convert", str(source), "-o", str(tmp_path / "out"), "--device", "cuda"])
-    assert ended.value.code == UsageError.exit_code == 2
+    assert ended.value.code == (10 if "runs" in lack else 2), "what is installed and fails may work the next time"
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: device cuda: ")
     assert reason in error

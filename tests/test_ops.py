@@ -51,6 +51,7 @@ CASES: dict[str, Any] = {
         )
     ),
     "times": _one(st.tuples(MATRIX, st.sampled_from([2, 0.5]).map(lambda x: (x,)))),
+    "first_less_second": _one(SIZES.map(lambda n_cols: ((2, n_cols), ()))),
     "rows": _one(
         st.tuples(SIZES, SIZES, st.lists(SIZES, max_size=1)).map(lambda t: ((t[0] + t[1], *t[2]), (t[0] - 1, t[0])))
     ),
@@ -88,7 +89,6 @@ CASES: dict[str, Any] = {
     "swap_columns": _one(
         st.tuples(SIZES, SIZES, SIZES, SIZES).map(lambda t: ((t[3], t[0] * t[1] * t[2]), (t[0], t[1])))
     ),
-    "turn_columns": _one(st.tuples(SIZES, SIZES, SIZES).map(lambda t: ((t[0], 2 * t[1] * t[2]), (2 * t[1],)))),
     "pad_rows": _one(st.tuples(MATRIX, st.integers(0, 3).map(lambda n: (n,)))),
     "fill": st.tuples(st.sampled_from([0, 1.5]), st.lists(SIZES, min_size=1, max_size=3)).map(
         lambda t: ([], (t[0], *t[1]))
@@ -207,6 +207,28 @@ def test_part_in_its_docstring() -> None:
     assert [OPS["part"].fn(table, n, 2).ravel().tolist() for n in range(3)] == [["r0", "r1"], ["r2", "r3"], ["r4"]]
 
 
+def test_first_less_second_in_its_docstring() -> None:
+    rows = np.array([[3.0, 0.5], [1.0, 2.0]], np.float32)
+    assert OPS["first_less_second"].fn(rows).tolist() == [[2.0, -1.5]]
+    x = torch.randn(2, generator=torch.Generator().manual_seed(0))
+    two = torch.softmax(torch.from_numpy(rows) @ x, 0)
+    one = torch.sigmoid(torch.from_numpy(OPS["first_less_second"].fn(rows)) @ x)
+    torch.testing.assert_close(two[:1], one)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.n_arrays])
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_ops_say_how_many_elements_they_merge(name: str, data: st.DataObject) -> None:
+    """But for those that take a part, all elements of the sources are in the result."""
+    shapes, arguments = data.draw(CASES[name])
+    op = OPS[name]
+    n_elements = sum(math.prod(shape) for shape in shapes)
+    result = op.merges * math.prod(op.result(shapes, *arguments))
+    assert result <= n_elements if name in ("take", "rows", "part") else result >= n_elements
+    assert name == "pad_rows" or result <= n_elements
+
+
 @pytest.mark.parametrize("numbers", [(2**63,), (1, -(2**63) - 1), (1.0,), (True,), ("1",), ([1],)])
 def test_values_are_whole_numbers_of_64_bits(numbers: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"beyond 64 bits|not a whole number"):
@@ -265,7 +287,6 @@ ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     "regroup": [(2, 1), (1, 1, 2)],
     "unsqueeze": [(0,), (1,), (2,)],
     "swap_columns": [(1, 2), (2, 2)],
-    "turn_columns": [(2,), (4,)],
     "pad_rows": [(0,), (2,)],
 }
 """Arguments for the ops that have any; all others are tried without."""

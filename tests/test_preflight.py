@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import gguf2st
 from gguf2st.cli import cli
 from gguf2st.schemes import SCHEMES
-from gguf2st.serving import preflight
+from gguf2st.serving import hardware, preflight
 from tests.make_gguf import tiny_model
 
 
@@ -83,8 +83,53 @@ def test_configurations_that_only_a_repository_can_read(model_type: str, read: b
     assert ("--hf-config-path" in found.served_text) is not read
 
 
+GPUS = "GPUs of compute capability 8.0 (Ampere) and later"
+
+
+@pytest.mark.parametrize(
+    ("hf_class", "config", "no_cpu"),
+    [
+        ("Qwen4ExpForCausalLM", {}, "sparse attention has kernels for GPUs only"),
+        ("KimiLinearForCausalLM", {}, "its linear attention (KDA) has Triton kernels only"),
+        ("Glm5NextForCausalLM", {}, "its linear attention (KDA) has Triton kernels only"),
+        ("DeepseekV4ForCausalLM", {}, "its kernels there want AMX and a Triton for CPUs"),
+        ("DeepseekV32ForCausalLM", {}, "it refuses sparse attention there"),
+        ("MambaForCausalLM", {}, "Mamba layers of the first kind fail there"),
+        ("NemotronHForCausalLM", {"n_routed_experts": 8}, "experts without a gate have no kernel there"),
+        ("NemotronHForCausalLM", {}, ""),
+        ("Step3p5ForCausalLM", {"swiglu_limits": [0, 7.0]}, "experts with a clamped SwiGLU have no kernel there"),
+        ("Step3p5ForCausalLM", {"swiglu_limits": [0, 0]}, ""),
+        ("LlamaForCausalLM", {}, ""),
+        ("Qwen3NextForCausalLM", {}, ""),
+        ("Mamba2ForCausalLM", {}, ""),
+    ],
+)
+def test_classes_that_run_on_no_cpu(hf_class: str, config: dict[str, Any], no_cpu: str) -> None:
+    """tests/vllm/test_cpu.py lets vLLM itself say so."""
+    found = preflight.preflight(config | {"architectures": [hf_class]}, dtype="bfloat16", weights_nbytes=1)
+    assert found.format_text == (f"{GPUS}; no CPU: {no_cpu}" if no_cpu else f"CPUs, and {GPUS}")
+
+
+def test_what_is_named_beside_the_maps_is_vllms_too() -> None:
+    """No class is spelled otherwise than vLLM does."""
+    assert set(preflight.read_table()["native"]) >= hardware.NO_CPU.keys()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "experts", "no_cpu", "text"),
+    [
+        ("int4_g32", False, "", "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs"),
+        ("int4_g32", True, "", "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs with AMX"),
+        ("int4_g32", True, "a reason", "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU"),
+        ("int8_g32", False, "a reason", "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU"),
+    ],
+)
+def test_packed_formats_of_such_classes(scheme: str, experts: bool, no_cpu: str, text: str) -> None:
+    assert hardware.kernels_of(scheme, experts=experts, no_cpu=no_cpu) == text
+
+
 def test_every_scheme_says_what_serves_it() -> None:
-    assert preflight.KERNELS.keys() == SCHEMES.keys()
+    assert hardware.KERNELS.keys() == SCHEMES.keys()
 
 
 def test_check_shows_them(tmp_path: Path) -> None:

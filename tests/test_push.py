@@ -274,6 +274,17 @@ def test_a_word_in_place_of_a_repository(run: Callable[..., Run], hub: HubServer
     assert not hub.requests
 
 
+def test_what_verification_notes_is_said(run: Callable[..., Run], checkpoint: Path) -> None:
+    """A text may be edited on purpose, or by mistake: whoever pushes it should know."""
+    assert "has changed" not in run("push", checkpoint, "tester/whole").stdout
+    file = checkpoint / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"temperature": 0.5}))
+    note = "generation_config.json has changed since it was written: its sha256 is not that in gguf2st.json"
+    assert f"\n  note: {note}\n" in run("push", checkpoint, "tester/edited").stdout
+    told = json.loads(run("push", checkpoint, "tester/edited", "--json").stdout)
+    assert note in told["verification"]["notes"]
+
+
 def test_a_damaged_checkpoint_is_not_pushed(hub: HubServer, run: Callable[..., Run], checkpoint: Path) -> None:
     os.truncate(checkpoint / SHARDS[1], 1000)
     done = run("push", checkpoint, "tester/x", code=5)

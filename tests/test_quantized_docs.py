@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes import MODES, SCHEMES, is_exact, targets
-from gguf2st.serving.preflight import KERNELS
+from gguf2st.serving.hardware import KERNELS
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/quantized-formats.md").read_text(encoding="utf-8")
 

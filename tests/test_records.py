@@ -101,6 +101,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("header.sources.0.3", 7),
         ("header.sources.0.4", -1),
         ("header.sources.0.2", [[1]]),
+        ("header.sources.0.6", True),
         ("header.sizes", []),
         ("header.files", "m.gguf"),
         ("header.byteorder", "middle"),

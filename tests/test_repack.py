@@ -20,7 +20,9 @@ from gguf2st import api, execute
 from gguf2st.choice import choose
 from gguf2st.errors import SchemeError, SourceError, UsageError
 from gguf2st.kernels import cpu, device
+from gguf2st.quants.layout import TYPES
 from gguf2st.report import Report
+from gguf2st.schemes import targets
 from gguf2st.small_files import configurations
 from tests.make_gguf import ARCHS, quantize, tiny_model
 from tests.oracle import repacked
@@ -500,8 +502,12 @@ def test_the_report_has_each_type_and_what_became_of_it(tmp_path: Path) -> None:
 
 def test_the_help_says_what_is_lost() -> None:
     shown = run("convert", "--help").out
-    for words in ("nothing: the same numbers", "0.2 to 0.6%", "about 7%", "3 of 10 words"):
+    for words in ("nothing: the same numbers", "up to 0.6%", "about 7%", "3 of 10 words"):
         assert words in shown
+    exact, _, lossy = shown.partition("exact  ")[2].partition("near  ")
+    named = [TYPES.keys() & re.findall(r"\w+", text.partition("vLLM loads")[0]) for text in (exact, lossy)]
+    assert named[0] == {qtype for qtype in TYPES if targets("exact", qtype)}
+    assert named[1] == {qtype for qtype in TYPES if next(iter(targets("int4", qtype)), "") == "int4_asym_g32"}
 
 
 @pytest.mark.oracle

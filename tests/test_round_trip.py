@@ -24,6 +24,7 @@ from gguf2st.mapfile import all_maps, select_map
 from gguf2st.proofs import read_proofs
 from gguf2st.scope import MapScope
 from tests.oracle import logits, summary
+from tests.oracle.case import CLASSIFIER
 from tests.oracle.cases import CASES, Case
 from tests.oracle.proofs import proofs
 from tests.oracle.tiny import oracle_gguf, original, prepare, run_converter
@@ -155,9 +156,16 @@ def test_transformers_computes_the_same_logits(trip: RoundTrip) -> None:
 )
 def test_llama_cpp_computes_the_same_logits(trip: RoundTrip) -> None:
     """The GGUF says all that llama.cpp needs: where a case lost something, the comparison above proves nothing."""
-    encoder = trip.case.auto == "AutoModel"
-    found = torch.from_numpy(logits.compute(oracle_gguf(trip.name), IDS[0].tolist(), embeddings=encoder))
-    torch.testing.assert_close(found, _output_before(trip.name)[0], rtol=0, atol=trip.case.tolerance)
+    what: logits.What = "logits"
+    expected = _output_before(trip.name)
+    if trip.case.auto == "AutoModel":
+        what, expected = "embeddings", expected[0]
+    elif trip.case.auto == CLASSIFIER:
+        what, expected = "scores", trip.case.goes_on(expected) if trip.case.goes_on else expected
+    else:
+        expected = expected[0]
+    found = torch.from_numpy(logits.compute(oracle_gguf(trip.name), IDS[0].tolist(), what))
+    torch.testing.assert_close(found, expected, rtol=0, atol=trip.case.tolerance)
 
 
 @functools.lru_cache(maxsize=1)  # two tests compare with it, one after the other
@@ -167,7 +175,7 @@ def _output_before(case: str) -> Tensor:
 
 
 def _output(model: Any) -> Tensor:
-    """Logits, or what an encoder makes of each token. (batch, tokens, width)"""
+    """Logits, what an encoder makes of each token, or a classifier of each text. (batch, [tokens,] width)"""
     found = model(IDS, decoder_input_ids=IDS) if hasattr(model, "decoder") else model(IDS)
     tensor: Tensor = found.logits if "logits" in found else found.last_hidden_state
     return tensor

@@ -54,6 +54,30 @@ def test_whole_models_run_and_agree_with_llama_cpp(case: str, dtype: str, limit:
     assert 0 <= result.difference < limit
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("bert", "BertModel"),
+        ("roberta", "RobertaModel"),
+        ("modern-bert", "ModernBertModel"),
+        ("llama-embed", "LlamaModel"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("xlm-roberta_classifier", "XLMRobertaForSequenceClassification"),
+        ("qwen3_reranker", "Qwen3ForSequenceClassification"),
+    ],
+)
+def test_models_that_write_no_text_are_compared_with_their_own_class(case: str, kind: str, tmp_path: Path) -> None:
+    folder = make(case, tmp_path / case, "bfloat16")
+    found = gguf2st.verify(folder, model=True, run=True)
+    assert found.problems == ()
+    assert any(note.startswith(f"{kind} reads a text of ") for note in found.notes)
+    change(folder, lambda tensors: tensors[sorted(tensors)[0]].fill_(float("nan")))
+    assert check_running(folder).problems != ()
+    change(folder, lambda tensors: tensors.pop(sorted(tensors)[0]))
+    assert any("nothing fills" in line for line in gguf2st.verify(folder, model=True).problems)
+
+
 @pytest.mark.real
 @pytest.mark.oracle
 def test_a_real_model_predicts_english(smollm2: Path, tmp_path: Path) -> None:
@@ -146,14 +170,14 @@ def test_memory_that_nobody_filled_is_seen(copy: Path, monkeypatch: pytest.Monke
     """A loader that forgets a tensor leaves memory with whatever was there; torch is told to leave NaN there."""
     import transformers
 
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    load = transformers.LlamaForCausalLM.from_pretrained
 
     def forgetful(*arguments: object, **options: object) -> object:
         model, info = load(*arguments, **options)
         model.lm_head.weight = torch.nn.Parameter(torch.empty(model.lm_head.weight.shape))
         return model, info
 
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", forgetful)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", forgetful)
     assert check_running(copy).problems == ("NaN in lm_head.weight",)
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -270,7 +270,14 @@ def test_the_commands_that_finish_names_make_what_is_missing(source: Path, tmp_p
     assert files_of(tmp_path / "out") == straight(source, tmp_path)
     for again in (["finish", path], ["convert", "--plan", path, "--shard", "1/2"]):
         done = run(*again, cwd=tmp_path)
-        assert (done.returncode, "exists already" in done.stderr) == (OutputError.exit_code, True)
+        assert (done.returncode, "exists already, with every shard" in done.stderr) == (OutputError.exit_code, True)
+        (command,) = re.findall(r"`(gguf2st verify .*?)`", done.stderr)
+        assert run(*shlex.split(command)[1:], cwd=tmp_path).returncode == 0
+        assert "(options of `gguf2st plan`" in done.stderr, "this command has neither --overwrite nor -o"
+    gguf2st.convert(source, tmp_path / "out", max_shard_size=2 * NBYTES, overwrite=True)
+    done = run("finish", path, cwd=tmp_path)
+    assert "with every shard" not in done.stderr, "another checkpoint"
+    assert "exists already\n" in done.stderr
 
 
 SLOW = """
@@ -631,7 +638,7 @@ USAGE = {
     "output and plan": (["--plan", "p.plan", "-o", "x"], "--output is settled by the plan"),
     "push and plan": (["--plan", "p.plan", "--push", "a/b"], "`gguf2st finish P` uploads"),
     "share without a plan": (["{source}", "--shard", "1/2"], "--shard goes with --plan"),
-    "neither": ([], "Missing argument 'SRC', or --plan"),
+    "neither": ([], "missing argument 'SRC', or --plan"),
     "address alone": (["{source}", "--address", "localhost:1"], "--address goes with --engine ray"),
 }
 

@@ -423,6 +423,8 @@ def test_smoke_refuses_bad_answers(fake: Fake, path: str, answer: list[Any], mon
     _, err = failure(fake.options(smoke=True))
     assert isinstance(err, ServeError)
     assert "chat" in err.message if "chat" in path else "completion" in err.message
+    assert err.hint
+    assert "Error(" not in err.message, "no bare exception"
 
 
 def test_smoke_says_why_the_engine_died_rather_than_that_no_answer_came(

@@ -5,6 +5,7 @@ What ollama writes is stated here once more, by hand, in the direction of writin
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import gguf2st
 from gguf2st.build import build
+from gguf2st.cli.inspect import command as inspect
 from gguf2st.header import Header, read_header
 from gguf2st.plan import Plan
 from gguf2st.planning import make_plan
@@ -327,6 +330,49 @@ def test_every_token_that_ends_a_text(tmp_path: Path) -> None:
 
     plan = make_plan(as_ollama("gpt_oss", Written("gptoss", edit=edit), tmp_path / "o.gguf"))
     assert set(configurations(plan)["config.json"]["eos_token_id"]) >= {2, 5, 6}
+
+
+@pytest.mark.parametrize(
+    ("case", "meant"),
+    [
+        ("gpt_oss", "gpt-4o"),
+        ("ministral3", "tekken"),
+        ("mistral3", "tekken"),
+        ("glm4_moe_lite", "glm4"),
+        ("lfm2", "lfm2"),
+    ],
+)
+def test_another_tokenizer_than_the_file_names_is_said(case: str, meant: str, tmp_path: Path) -> None:
+    for said, word in (("default", "'default'"), (None, "left out"), (meant, "")):
+        written = dataclasses.replace(CASES[case], edit=_named(said, CASES[case].edit))
+        header = read_header([as_ollama(case, written, tmp_path / f"{said}.gguf")])
+        assert header.metadata["tokenizer.ggml.pre"] == meant
+        lines = [note for note in header.notes if note.startswith("tokenizer.ggml.pre")]
+        reason = "the published models of this architecture all have it"
+        expected = f"tokenizer.ggml.pre is {word} in the file, and read as {meant!r}: {reason}"
+        assert lines == ([expected] if word else [])
+
+
+def _named(pre: str | None, edit: Callable[[Metadata, Tensors], None] | None) -> Callable[[Metadata, Tensors], None]:
+    def changed(metadata: Metadata, tensors: Tensors) -> None:
+        if edit:
+            edit(metadata, tensors)
+        metadata.pop("tokenizer.ggml.pre", None)
+        if pre:
+            metadata["tokenizer.ggml.pre"] = pre
+
+    return changed
+
+
+def test_inspect_says_whose_spelling_it_shows(tmp_path: Path) -> None:
+    path = as_ollama("gpt_oss", CASES["gpt_oss"], tmp_path / "o.gguf")
+    line = "metadata, in llama.cpp's spelling: a file of ollama's converter: gptoss, which is gpt-oss to llama.cpp"
+    assert line in CliRunner().invoke(inspect, [str(path)]).output.splitlines()
+    notes = json.loads(CliRunner().invoke(inspect, [str(path), "--json"]).output)["notes"]
+    assert "metadata, in llama.cpp's spelling: " + notes[0] == line
+    plain = str(oracle_gguf("gpt_oss"))
+    assert "metadata" in CliRunner().invoke(inspect, [plain]).output.splitlines()
+    assert json.loads(CliRunner().invoke(inspect, [plain, "--json"]).output)["notes"] == []
 
 
 def test_llama_cpps_own_files_are_left_alone() -> None:

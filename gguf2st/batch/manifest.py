@@ -106,7 +106,10 @@ def read_manifest(
     problems = [f"there is no table {key!r}{_like(key, tables)}" for key in sorted(content.keys() - tables)]
     defaults, rows = content.get("defaults", {}), content.get("model", [])
     if not isinstance(defaults, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{path}: a manifest has a table [defaults] and tables [[model]]")
+        raise UsageError(
+            f"{path}: a manifest has a table [defaults] and tables [[model]]",
+            hint="`gguf2st batch --help` has an example",
+        )
     problems += _problems("[defaults]", defaults, known - {"src", "name"}, options)
     models = []
     for number, row in enumerate(rows, 1):
@@ -131,9 +134,11 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise UsageError(f"{path}: {err.strerror}", hint="give a TOML file; docs/batch.md has an example") from err
+        raise UsageError(
+            f"{path}: {err.strerror}", hint="give a TOML file; `gguf2st batch --help` has an example"
+        ) from err
     except (ValueError, RecursionError) as err:  # not UTF-8, not TOML, or a number of thousands of digits
-        raise UsageError(f"{path} is not TOML: {err}", hint="docs/batch.md has an example") from err
+        raise UsageError(f"{path} is not TOML: {err}", hint="`gguf2st batch --help` has an example") from err
 
 
 def _problems(where: str, table: Mapping[str, Any], known: set[str], options: Mapping[str, bool]) -> list[str]:

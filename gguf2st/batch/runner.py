@@ -22,7 +22,7 @@ from typing import IO, Any
 from gguf2st.batch.finished import is_finished, is_newer_than_source
 from gguf2st.batch.manifest import BatchModel, Manifest
 from gguf2st.batch.state import Result, StateFile
-from gguf2st.errors import OutputError
+from gguf2st.errors import DeviceError, EngineError, OutputError
 from gguf2st.output import PARTIAL
 from gguf2st.report import human_bytes
 
@@ -30,6 +30,8 @@ POLL_S = 0.05
 TICK_S = 0.2
 STOP_S = 30.0
 """How long processes have to end by themselves after Ctrl-C; they only close files."""
+MACHINE_FAILED = frozenset({DeviceError.exit_code, EngineError.exit_code})
+"""Exit codes that say nothing about a model: it is tried again."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -78,7 +80,8 @@ def run_batch(
         manifest: what to do.
         state: entered; it tells what was done, and is told what happens.
         jobs: how many models at a time.
-        retry_failed: run models again that failed, although nothing about them was changed.
+        retry_failed: run models again that failed, although nothing about them was changed; those that a machine's
+            failure ended are run in any case.
         ticks: whether to report what is running.
 
     Raises:
@@ -111,9 +114,10 @@ def run_batch(
 
 
 def _stays(before: Result, model: BatchModel, folder: Path, retry_failed: bool) -> bool:
-    """Whether a model needs no run: done, and its checkpoint is still there; or failed, and nobody wants it retried."""
+    """Whether a model needs no run: done, and its checkpoint is still there; or failed, by itself and not for the
+    machine, and nobody wants it retried."""
     if before.status == "failed":
-        return not retry_failed
+        return not retry_failed and before.exit_code not in MACHINE_FAILED
     return before.status == "done" and (model.streams or is_finished(model, folder))
 
 

@@ -52,7 +52,7 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 too little memory, 2 usage, 3 bad source, 4 not convertible, 5 verification failed, "
-    "6 cannot write, 7 serving failed, 8 Hub, 9 a model of a batch failed, 10 cluster, 130 interrupted.",
+    "6 cannot write, 7 serving failed, 8 Hub, 9 a model of a batch failed, 10 cluster or GPU, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="gguf2st")
 def cli() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_file_option, printable, table
+from gguf2st.cli.common import Command, PathName, json_file_option, printable, table, usage_line
 from gguf2st.cli.summary import require_writable, write_json
 from gguf2st.errors import INTERRUPTED, BatchError
 
@@ -37,6 +37,17 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
     MANIFEST.state.jsonl beside it: after an interruption the same command goes on.
 
     Exit code 9: at least one model failed, now or in an earlier run.
+
+    \b
+    A manifest:
+      [defaults]
+      output = "converted/{name}"
+      [[model]]
+      src = "org/repo:Q4_K_M"
+      [[model]]
+      name = "small"
+      src = "model.Q8_0.gguf"
+      repack = "exact"
 
     \b
     Examples:
@@ -100,7 +111,7 @@ def _problem(arguments: Sequence[str]) -> str:
     try:
         convert.make_context("convert", list(arguments))
     except click.ClickException as err:
-        return " ".join(err.format_message().split())
+        return usage_line(err)
     return ""
 
 

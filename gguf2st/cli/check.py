@@ -11,6 +11,7 @@ import click
 from gguf2st.cli.common import (
     Command,
     arch_map_option,
+    first,
     json_option,
     printable,
     source_argument,
@@ -58,7 +59,7 @@ def command(
     if as_json:
         result = {"convertible": not problems, "exit_code": code, "problems": [t for _, t in problems]}
         click.echo(json.dumps(result | {"serving": serving and dataclasses.asdict(serving)}))
-    for _, line in [] if as_json else problems:
+    for _, line in first([] if as_json else problems, "problems"):
         click.echo(f"{click.style('problem', fg='red', bold=True)}: {printable(line)}")
     if serving and not as_json:
         options = [*(("--arch-map", str(arch_map)) if arch_map else ())]

@@ -6,14 +6,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,6 +23,9 @@ from gguf2st.quoting import source_word
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+
+
+T = TypeVar("T")
 
 
 class PathName(click.Path):
@@ -62,6 +65,8 @@ json_file_option = click.option(
     "--json", "json_file", type=PathName(allow_dash=True), help="Write the results to this file; - is stdout."
 )
 
+MAX_LINES = 200
+"""Of one kind that a command prints: more than any model has, and as many as somebody reads."""
 _SELECT = "gguf2st.select"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -81,8 +86,12 @@ class Command(click.Command):
         before_dashes = args[: args.index("--")] if "--" in args else args
         for name, value in pairwise(before_dashes):
             if name in valued and value in names:
-                raise click.UsageError(f"Option {name!r} needs a value, and {value!r} is another option.", ctx)
-        return super().parse_args(ctx, args)
+                raise click.UsageError(f"option {name!r} needs a value, and {value!r} is another option", ctx)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as err:
+            err.ctx = err.ctx or ctx  # click leaves out which command lacks an option's value
+            raise
 
 
 class SourceName(click.ParamType[str]):
@@ -176,7 +185,8 @@ def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
     except OSError as err:
         if err.filename is None:
             raise  # of standard output, mostly
-        _fail(OutputError(f"{os.fsdecode(err.filename)}: {err.strerror or err}"), args)
+        hint = "check the path and its permissions, and run the command again"
+        _fail(OutputError(f"{os.fsdecode(err.filename)}: {err.strerror or err}", hint=hint), args)
     sys.exit(0)
 
 
@@ -187,7 +197,15 @@ def _usage_error(err: click.ClickException) -> UsageError:
     hint = f"`{command} --help` has the options, and examples"
     if isinstance(err, click.exceptions.NoSuchCommand) and ("/" in (name := err.command_name) or Path(name).exists()):
         hint = f"a command goes first: gguf2st convert {source_word(name)}"
-    return UsageError(" ".join(err.format_message().split()), hint=hint)
+    return UsageError(usage_line(err), hint=hint)
+
+
+def usage_line(err: click.ClickException) -> str:
+    """What click says of the command line in one line, in the words and letters of every other message."""
+    text = " ".join(err.format_message().split()).rstrip(".")
+    for click_says, meant in (("a valid integer range", "a whole number"), ("a valid float range", "a number")):
+        text = text.replace(click_says, meant)
+    return text[:1].lower() + text[1:]
 
 
 def _fail(err: Gguf2stError, args: list[str] | None) -> NoReturn:
@@ -216,7 +234,8 @@ def _cannot_print(err: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(err, BrokenPipeError):
         return 1
-    show_error(OutputError(f"standard output: {err.strerror or err}"))
+    hint = "free some space where it goes, or let it go elsewhere"
+    show_error(OutputError(f"standard output takes no more: {err.strerror or err}", hint=hint))
     return OutputError.exit_code
 
 
@@ -251,6 +270,20 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def printable(text: str) -> str:
     """Text from a stranger's file, with control characters and broken Unicode escaped: never a terminal sequence."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def first(items: Collection[T], what: str, how: str = "--json has all of them") -> Iterator[T]:
+    """The first MAX_LINES of what a loop prints, a line each; then it says how many `what` are left out."""
+    yield from islice(items, MAX_LINES)
+    if (more := len(items) - MAX_LINES) > 0:
+        click.echo(f"  ... and {more:,} more {what}: {how}")
+
+
+def echo_table(rows: Sequence[Sequence[str]], what: str, *, right: frozenset[int] = frozenset()) -> None:
+    """Print the `table` of the first MAX_LINES rows, and how many `what` are left out."""
+    click.echo(table(rows[:MAX_LINES], right=right))
+    for _ in first(rows, what):
+        pass
 
 
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> str:

@@ -63,9 +63,10 @@ def command(
     \b
     What --repack makes of a weight, and how far that is from the file's numbers (relative rmse):
       none   --dtype, always                                     rounded to 16 bits
-      exact  Q4_0, TQ1_0, TQ2_0 -> int4; Q5_0, Q8_0, IQ4_NL ->   nothing: the same numbers
-             int8; MXFP4, NVFP4 as they are; others as none
-      near   others -> int8, a scale for 32 weights              0.2 to 0.6%; 8.5 bits a weight
+      exact  Q4_0, Q1_0, Q2_0, TQ1_0, TQ2_0 -> int4; Q5_0,       nothing: the same numbers
+             Q8_0, Q8_1, Q3_K, IQ4_NL -> int8; MXFP4 and NVFP4
+             as they are; others as none
+      near   others -> int8, a scale for 32 weights              up to 0.6%; 8.5 bits a weight
       int4   Q2_K, Q4_1, Q4_K, Q5_1, Q5_K -> int4 with zero      about 7%; 4.6 bits a weight. SmolLM2-135M changed
              points; others as near                              its first choice for 3 of 10 words
     vLLM loads some modules as one (qkv_proj, the experts of a layer): those are packed alike, or not at all.
@@ -99,7 +100,7 @@ def command(
         _convert_planned(plan, shard, device, threads, engine, address, json_file, quiet)
         return
     if src is None:
-        raise click.UsageError("Missing argument 'SRC', or --plan.")
+        raise click.UsageError("missing argument 'SRC', or --plan")
     if shard is not None:
         raise click.UsageError("--shard goes with --plan: `gguf2st plan SRC --write P` writes one")
     if push is None and no_keep:

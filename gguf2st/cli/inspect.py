@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, arch_map_option, json_option, printable, source_argument, table
+from gguf2st.cli.common import Command, arch_map_option, echo_table, first, json_option, printable, source_argument
 from gguf2st.errors import TokenizerError, short
 from gguf2st.keys import brief
 from gguf2st.quoting import source_word
@@ -54,6 +54,7 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
             "parameters": parameters,
             "nbytes": nbytes,
             "types": {q: dict(zip(("tensors", "parameters", "nbytes"), row, strict=True)) for q, row in ordered},
+            "notes": header.notes,
             "metadata": {key: _plain(value) for key, value in header.metadata.items()},
             "chat_templates": [
                 {"name": name, "template": text, "refused": why} for name, text, why in _templates(header)
@@ -63,14 +64,15 @@ def command(src: str, as_json: bool, arch_map: Path | None) -> None:
         }
         click.echo(json.dumps(result, indent=2))
         return
-    for file, size in zip(header.files, header.sizes, strict=True):
+    for file, size in first(list(zip(header.files, header.sizes, strict=True)), "files"):
         click.echo(f"{printable(file)}  {human_bytes(size)}, GGUF v{header.version}, {header.byteorder}-endian")
     click.echo(f"{len(header.sources)} tensors, {human_count(parameters)} parameters, {human_bytes(nbytes)}")
     rows = [(q, str(n), human_count(elements), human_bytes(size)) for q, (n, elements, size) in ordered]
-    click.echo(table(rows, right=frozenset({1, 2, 3})))
-    click.echo("metadata")
-    click.echo(table([(printable(short(key, 100)), _brief(value)) for key, value in header.metadata.items()]))
-    for name, text, refused in _templates(header):
+    echo_table(rows, "types", right=frozenset({1, 2, 3}))
+    click.echo(f"metadata, in llama.cpp's spelling: {header.notes[0]}" if header.notes else "metadata")
+    keys = [(printable(short(key, 100)), _brief(value)) for key, value in header.metadata.items()]
+    echo_table(keys, "keys")
+    for name, text, refused in first(_templates(header), "templates"):
         click.echo(f"chat template{f' {name}' if name else ''} ({len(text):,} characters; all of it with --json)")
         click.echo("".join(f"  {printable(line)[:110]}\n" for line in text.splitlines()[:TEMPLATE_LINES]), nl=False)
         for problem in refused:

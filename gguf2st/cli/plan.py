@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_option, printable, source_argument, table
+from gguf2st.cli.common import Command, PathName, echo_table, first, json_option, printable, source_argument
 from gguf2st.cli.options import PLANNED, conversion_options, options_of, require_absent
 from gguf2st.cli.summary import show_choices, show_summary
+from gguf2st.errors import short
 from gguf2st.quoting import shell_word
 
 
@@ -22,8 +23,9 @@ def command(src: str, output: Path | None, write: Path | None, as_json: bool, **
 
     Layers and experts are folded; of each row, the shape and what it becomes. Reads headers only.
 
-    With --write, check everything that `convert` checks, and write what it would do into a file, for many processes to
-    do: see docs/scale-out.md. The same SRC and options write the same file.
+    With --write, check everything that `convert` checks, and write what it would do into the file P, for many processes
+    to do: each runs `gguf2st convert --plan P --shard i/N`, and `gguf2st finish P` ends it. The same SRC and options
+    write the same file.
 
     \b
     Examples:
@@ -72,15 +74,16 @@ def _show(src: str, as_json: bool, given: dict[str, Any]) -> None:
     chosen = printable(f"map {plan.map} for {plan.arch}")
     click.echo(f"{chosen}: {len(plan.entries)} tensors in {len(plan.shards)} shard(s)")
     rows, quantization = folded_equations(plan), quantization_config(plan)
-    click.echo(table([(printable(name), shape, become, printable(f"= {text}")) for name, shape, become, text in rows]))
+    equations = [(printable(name), shape, become, printable(f"= {text}")) for name, shape, become, text in rows]
+    echo_table(equations, "equations")
     show_choices(decisions(plan))
-    for name, reason in plan.dropped.items():
+    for name, reason in first(plan.dropped.items(), "dropped tensors"):
         click.echo(f"  dropped {printable(name)}: {printable(reason)}")
-    for note in plan.notes:
+    for note in first(plan.notes, "notes"):
         click.echo(f"  note: {printable(note)}")
     click.echo("config.json")
     config = {**plan.config, **({"quantization_config": quantization} if quantization else {})}
-    click.echo(table([(key, json.dumps(value)) for key, value in config.items()]))
-    for line in plan.all_problems:
+    echo_table([(key, short(json.dumps(value))) for key, value in config.items()], "keys")
+    for line in first(plan.all_problems, "problems"):
         click.echo(f"{click.style('problem', fg='red', bold=True)}: {printable(line)}")
     plan.require_complete()

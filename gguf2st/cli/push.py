@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_option, printable
+from gguf2st.cli.common import Command, PathName, first, json_option, printable
 
 if TYPE_CHECKING:
     from gguf2st.hub.push import Pushed, PushOptions
@@ -80,11 +80,11 @@ def command(folder: Path, repo: str, quiet: bool, as_json: bool, **given: Any) -
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pushed), indent=2))
     elif not quiet:
-        show_pushed(pushed)
+        show_pushed(pushed, pushed.verification.notes)
 
 
-def show_pushed(pushed: "Pushed") -> None:
-    """What an upload did, as text; `convert --push` prints it too."""
+def show_pushed(pushed: "Pushed", verified: Sequence[str] = ()) -> None:
+    """What an upload did, as text, and what verification noted before it; `convert --push` has said that already."""
     from gguf2st.report import human_bytes
 
     if not pushed.changed:
@@ -92,7 +92,7 @@ def show_pushed(pushed: "Pushed") -> None:
     else:
         size = human_bytes(pushed.nbytes)
         click.echo(f"{click.style('pushed', fg='green', bold=True)} {len(pushed.files)} files, {size}: {pushed.url}")
-    for name in pushed.removed:
+    for name in first(pushed.removed, "removed files"):
         click.echo(f"  removed {printable(name)}: of an earlier upload")
-    for note in pushed.notes:
+    for note in first((*verified, *pushed.notes), "notes"):
         click.echo(f"  note: {printable(note)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import printable, table
+from gguf2st.cli.common import first, printable, table
 from gguf2st.cli.push import show_pushed
 from gguf2st.errors import HubError, OutputError
 from gguf2st.quoting import shell_word, source_word
@@ -46,13 +46,13 @@ def show_summary(report: "Report") -> None:
     if report.repack != "none":
         to_source, to_bfloat16 = (report.output_nbytes / n for n in (report.source_nbytes, report.bfloat16_nbytes))
         click.echo(f"  {to_source:.2f} times the file, {to_bfloat16:.2f} times bfloat16")
-    for name, (least, most) in folded_rmse(report.rel_rmse).items():
+    for name, (least, most) in first(folded_rmse(report.rel_rmse).items(), "weights"):
         between = f"{least:.2%}" if f"{least:.2%}" == f"{most:.2%}" else f"{least:.2%} to {most:.2%}"
         click.echo(f"  relative rmse {between}: {printable(name)}")
     show_choices(report.choices)
-    for name, reason in report.dropped.items():
+    for name, reason in first(report.dropped.items(), "dropped tensors"):
         click.echo(f"  dropped {printable(name)}: {printable(reason)}")
-    for note in report.notes:
+    for note in first(report.notes, "notes"):
         click.echo(f"  note: {printable(note)}")
 
 
@@ -63,7 +63,7 @@ def show_choices(choices: Mapping[str, str]) -> None:
     modules: dict[str, list[str]] = {}
     for name, reason in choices.items():
         modules.setdefault(reason, []).append(name)
-    for reason, names in modules.items():
+    for reason, names in first(modules.items(), "reasons"):
         for line in names if len(names) <= MOST_LINES else [few(names, MOST_LINES)]:
             click.echo(f"  {printable(line)}: {printable(reason)}")
 

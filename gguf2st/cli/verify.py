@@ -12,6 +12,7 @@ from gguf2st.cli.common import (
     Command,
     PathName,
     arch_map_option,
+    first,
     json_option,
     printable,
     progress_bar,
@@ -104,5 +105,5 @@ def command(
             f"{click.style('ok', fg='green', bold=True)} ({', '.join(result.levels)}): {result.tensors} tensors, "
             f"{result.parameters:,} parameters{compared}"
         )
-        for note in (*result.losses, *result.notes):
+        for note in first((*result.losses, *result.notes), "notes"):
             click.echo(f"  {printable(str(note))}")

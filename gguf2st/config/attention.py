@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.functions import FileScope, assumed, function
-from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
 QUERY_SCALE = ("query_pre_attn_scalar", "no file has it; llama.cpp tells the 27B model by its 62 layers")
@@ -27,10 +27,7 @@ def gemma3_attention(scope: FileScope, layers: int, heads: int, head_dim: int, h
         "query_pre_attn_scalar": assumed(scope, hidden // heads if layers == 62 else head_dim, *QUERY_SCALE),
         "rope_theta": theta,
         "rope_local_base_freq": local,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": theta} | scaling,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
+        "rope_parameters": by_kind(theta, local, scaling),
     }
     if "full_attention" in types:
         out["sliding_window_pattern"] = types.index("full_attention") + 1

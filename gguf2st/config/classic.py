@@ -4,7 +4,7 @@ from typing import Any
 
 from gguf2st.config.attention import layer_types
 from gguf2st.config.functions import FileScope, assumed, function
-from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
 
@@ -94,8 +94,5 @@ def mellum_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, 
     return {
         "sliding_window": window,
         "layer_types": layer_types(scope, layers, default_pattern=4) if window else ["full_attention"] * layers,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": theta} | scaling_of(scope),
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
+        "rope_parameters": by_kind(theta, local, scaling_of(scope)),
     }

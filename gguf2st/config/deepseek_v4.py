@@ -4,6 +4,7 @@ from typing import Any
 
 from gguf2st.config.functions import FileScope, function
 from gguf2st.config.latent import ungrouped_experts
+from gguf2st.config.layer_rules import one_swiglu_limit
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -53,9 +54,6 @@ def deepseek4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
     ratios = (scope.get("attention.compress_ratios") or [])[:layers]
     if len(ratios) != layers or not set(ratios) <= set(RATIOS):
         raise MapError(f"attention.compress_ratios is {ratios}; 0, 4 or 128 for each of {layers} layers was expected")
-    limits = {*(scope.get("swiglu_clamp_exp") or [0.0]), *(scope.get("swiglu_clamp_shexp") or [0.0])}
-    if len(limits) > 1:
-        raise MapError(f"swiglu_clamp_exp and swiglu_clamp_shexp have different limits: {sorted(limits)}")
     scaling = scaling_of(scope)
     if scaling and scaling["rope_type"] != "yarn":
         raise MapError(f"rope scaling is {scaling['rope_type']!r}; DeepSeek V4 has yarn or none")
@@ -74,6 +72,6 @@ def deepseek4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         "hc_mult": scope.get("hyper_connection.count"),
         "hc_eps": scope.get("hyper_connection.epsilon"),
         "hc_sinkhorn_iters": scope.get("hyper_connection.sinkhorn_iterations"),
-        "swiglu_limit": limits.pop(),
+        "swiglu_limit": one_swiglu_limit(scope),
     }
     return out | ({"rope_scaling": scaling} if scaling else {})

@@ -1,10 +1,10 @@
-"""Encoders that embed text: padded positions, labels of a classifier, and ModernBERT's alternating windows."""
+"""Encoders that embed text: padded positions, outputs of what classifies or ranks, ModernBERT's alternating windows."""
 
 from typing import Any
 
 from gguf2st.config.attention import layer_types
 from gguf2st.config.functions import FileScope, assumed, function
-from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
 
@@ -60,10 +60,7 @@ def modern_bert_attention(scope: FileScope, layers: int, head_dim: int) -> dict[
         "layer_types": types,
         "global_rope_theta": theta,
         "local_rope_theta": local,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": theta},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
+        "rope_parameters": by_kind(theta, local, {}),
     }
     return out | ({"global_attn_every_n_layers": pattern} if isinstance(pattern, int) else {})
 
@@ -88,6 +85,27 @@ def labels(scope: FileScope, n: int) -> dict[str, Any]:
     if len(names) != n:
         raise MapError(f"classifier.output_labels has {len(names)} names for {n} outputs")
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {x: i for i, x in enumerate(names)}}
+
+
+@function("classifier.output_labels")
+def yes_or_no(scope: FileScope) -> dict[str, Any]:
+    """The one output of a language model that ranks: how much likelier "yes" is than "no" as the next token.
+
+    llama.cpp's file has the rows of both tokens, in this order, and takes the softmax of the two; the classes of
+    transformers and vLLM have their difference, and vLLM and sentence-transformers take the sigmoid of one output.
+
+    Raises:
+        MapError: the two rows are of other tokens, or the file does not say of which.
+    """
+    names = scope.get("classifier.output_labels")
+    if names != ["yes", "no"]:
+        found = f"is {names}" if names else "is missing"
+        raise MapError(f"classifier.output_labels {found}; the head of a reranker has the rows of 'yes' and 'no'")
+    scope.note(
+        'score.weight is the row of "yes" less that of "no": a sigmoid of its output is llama.cpp\'s score, and what '
+        "vLLM gives for /score and /rerank"
+    )
+    return {"id2label": {"0": "yes"}, "label2id": {"yes": 0}}
 
 
 @function()

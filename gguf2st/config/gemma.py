@@ -5,7 +5,7 @@ from typing import Any
 
 from gguf2st.config.attention import layer_types
 from gguf2st.config.functions import FileScope, function
-from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
 _WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
@@ -54,10 +54,7 @@ def gemma3n_layers(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
         "layer_types": layer_types(scope, layers, default_pattern=5),
         "rope_theta": theta,
         "rope_local_base_freq": local,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": theta} | scaling_of(scope),
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
+        "rope_parameters": by_kind(theta, local, scaling_of(scope)),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gguf2st.config.functions import FileScope, function
 from gguf2st.config.hybrid import kv_counts
+from gguf2st.config.layer_rules import one_swiglu_limit
 from gguf2st.config.mla import expert_groups, mla_rope
 from gguf2st.config.rope import rope, scaling_of, theta_of
 from gguf2st.errors import MapError
@@ -101,7 +102,10 @@ def latent_widths(scope: FileScope) -> dict[str, Any]:
     key, value, rotary = (scope.get(name) for name in _WIDTHS)
     rank = scope.get("attention.kv_lora_rank")
     if not key or not value or not rank or not rotary or rotary > key:
-        raise MapError(f"latent attention with keys of {key}, {rotary} of it rotary, values of {value} and rank {rank}")
+        raise MapError(
+            f"attention.key_length_mla is {key}, value_length_mla {value}, kv_lora_rank {rank} and rope.dimension_count"
+            f" {rotary}; a number for each was expected, the last at most the first"
+        )
     return {
         "q_lora_rank": scope.get("attention.q_lora_rank"),
         "kv_lora_rank": rank,
@@ -219,8 +223,10 @@ def hy_v4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
     types = scope.get("attention.indexer.types") or []
     limits = set(scope.get("swiglu_clamp_exp") or [0.0])
     if len(types) != layers or len(limits) > 1:
-        found = f"attention.indexer.types is {types}, swiglu_clamp_exp has {sorted(limits)}"
-        raise MapError(f"{found}, for {layers} layers")
+        raise MapError(
+            f"attention.indexer.types has {len(types)} items and swiglu_clamp_exp the values {sorted(limits)[:8]};"
+            f" {layers} items, one for each layer, and one value were expected"
+        )
     return {
         "layer_types": ["deepseek_sparse_attention"] * layers,
         "indexer_types": ["full" if own else "shared" for own in types],
@@ -269,9 +275,8 @@ def glm5_layers(scope: FileScope, layers: int) -> dict[str, Any]:
     linear = [n == 0 for n in kv_counts(scope, layers)]
     own = scope.get("attention.indexer.types")
     own = [True] * layers if own is None else own[:layers]
-    limits = {*(scope.get("swiglu_clamp_exp") or [0.0]), *(scope.get("swiglu_clamp_shexp") or [0.0])}
-    if len(own) != layers or len(limits) > 1:
-        raise MapError(f"attention.indexer.types is {own} and limits are {sorted(limits)}, for {layers} layers")
+    if len(own) != layers:
+        raise MapError(f"attention.indexer.types has {len(own)} items; one for each of {layers} layers was expected")
     rank = scope.get("attention.kv_lora_rank")
     if any(scope.get(f"attention.{x}_length") not in (None, rank) for x in ("key", "value")):
         raise MapError(f"attention.key_length or value_length is not kv_lora_rank, {rank}: a part of the keys rotates")
@@ -301,5 +306,5 @@ def glm5_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         "mlp_layer_types": ["sparse" if i >= dense else "dense" for i in range(layers)],
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
-        "swiglu_limit": limits.pop() or None,
+        "swiglu_limit": one_swiglu_limit(scope) or None,
     }

@@ -7,6 +7,18 @@ from gguf2st.config.functions import FileScope, function
 from gguf2st.errors import MapError
 
 
+def one_swiglu_limit(scope: FileScope) -> float:
+    """What SwiGLU is clamped to in all layers, in those of experts and of shared ones alike; 0 for no limit.
+
+    Raises:
+        MapError: limits that differ, which the class of the model has no words for.
+    """
+    limits = {*(scope.get("swiglu_clamp_exp") or [0.0]), *(scope.get("swiglu_clamp_shexp") or [0.0])}
+    if len(limits) > 1:
+        raise MapError(f"swiglu_clamp_exp and swiglu_clamp_shexp have different limits: {sorted(limits)}")
+    return float(limits.pop())
+
+
 @function()
 def rope_layers(scope: FileScope, layers: int, interval: int) -> list[int]:
     """1 for each layer with a rotary embedding, 0 for every `interval`-th: rope_layers(5, 4) -> [1, 1, 1, 0, 1]."""

@@ -1,5 +1,6 @@
 """Rotary embeddings: theta, partial rotary, and linear, yarn or llama3 scaling."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from gguf2st.config.functions import FileScope, function
@@ -19,6 +20,14 @@ def rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     scaling = scaling_of(scope) or llama3_scaling(scope, theta, head_dim)
     out = {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta} | scaling}
     return out | ({"rope_scaling": scaling} if scaling else {})
+
+
+def by_kind(theta: float, local: float, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` where only layers that see everything have `theta` and the scaling, and the others `local`."""
+    return {
+        "full_attention": {"rope_type": "default", "rope_theta": theta, **scaling},
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
 
 
 def require_whole_heads(scope: FileScope, head_dim: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from gguf2st.config.attention import layer_types
 from gguf2st.config.functions import FileScope, assumed, function
-from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
+from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 
 _KEYS = ("attention.sliding_window", "attention.sliding_window_pattern")
 
@@ -32,11 +32,8 @@ def olmo3_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, A
     local = theta if scope.get("rope.freq_base_swa") is None else theta_of(scope, "rope.freq_base_swa")
     require_whole_heads(scope, head_dim)
     scaling = scaling_of(scope)
-    parameters = {
-        "full_attention": {"rope_type": "default", "rope_theta": theta} | scaling,
-        "sliding_attention": {"rope_type": "default", "rope_theta": local},
-    }
-    out = sliding_layers(scope, layers, 4, 4096) | {"rope_theta": theta, "rope_parameters": parameters}
+    out = sliding_layers(scope, layers, 4, 4096)
+    out |= {"rope_theta": theta, "rope_parameters": by_kind(theta, local, scaling)}
     return out | ({"rope_scaling": scaling} if scaling else {})
 
 

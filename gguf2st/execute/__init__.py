@@ -21,7 +21,7 @@ from gguf2st.execute.worker import Progress, Worker
 from gguf2st.kernels.device import Backend, Decoder, Host
 from gguf2st.output import OutputFolder, Sums
 from gguf2st.plan import DENSE, Entry, Plan
-from gguf2st.shards import ShardFile, is_whole, shard_outputs
+from gguf2st.shards import MAKE_ROOM, ShardFile, is_whole, shard_outputs
 
 CHUNK_NBYTES = 2 << 20
 """Output bytes per chunk: decoded, checked and written while they are still in a core's cache."""
@@ -150,7 +150,7 @@ def require_space(folder: Path, nbytes: int) -> None:
     if status.f_blocks and free < nbytes:
         raise OutputError(
             f"{folder}: no space left: {nbytes:,} bytes are needed, {free:,} are free",
-            hint="free some space or choose another folder with -o, then run the same command again",
+            hint=MAKE_ROOM,
         )
 
 

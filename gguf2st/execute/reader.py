@@ -6,10 +6,11 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf2st.errors import SourceError
+from gguf2st.errors import SourceError, unreadable
 from gguf2st.header import Header, Source
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
+from gguf2st.quants.nibbles import apart
 from gguf2st.source import is_address
 
 Bytes = NDArray[np.uint8]
@@ -36,7 +37,7 @@ class Reader:
                     raise SourceError(f"{file} has changed since its header was read", hint="run the command again")
         except OSError as err:
             self.__exit__()
-            raise SourceError(f"{err.filename}: {err.strerror}") from err
+            raise unreadable(err) from err
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -45,11 +46,13 @@ class Reader:
                 os.close(fd)
 
     def read_into(self, data: Bytes, source: Source, at: int) -> None:
-        """Fill `data`, whole blocks of `source` in one axis, from its byte `at`, in native byte order."""
+        """Fill `data`, whole blocks of `source` in one axis, from its byte `at`, as decoders know them."""
         self._read(source, at, data.data)
+        blocks = data.reshape(-1, TYPES[source.qtype].nbytes)
         if not self._native:
-            blocks = data.reshape(-1, TYPES[source.qtype].nbytes)
             np.copyto(blocks, to_native(source.qtype, blocks))
+        if source.neighbours:
+            np.copyto(blocks, apart(blocks))
 
     def _read(self, source: Source, at: int, buffer: memoryview) -> None:
         fd, offset = self._fds[source.file], source.offset + at
@@ -57,7 +60,7 @@ class Reader:
             try:
                 n = os.preadv(fd, [buffer], offset)
             except OSError as err:
-                raise SourceError(f"{self._header.files[source.file]}: {err.strerror}") from err
+                raise unreadable(err, self._header.files[source.file]) from err
             if n == 0:
                 raise SourceError(
                     f"{self._header.files[source.file]} ended inside tensor {source.name}: it has changed",

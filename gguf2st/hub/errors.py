@@ -124,7 +124,8 @@ def explain(
     ):
         return no_hub(facts["endpoint"])
     if type(err).__module__.startswith(("hf_xet", "huggingface_hub")):
-        return HubError(f"{repo}: {mask(str(err).strip().splitlines()[0])}" if str(err) else f"{repo}: {type(err)}")
+        said = mask(next(iter(str(err).strip().splitlines()), "") or f"{type(err).__name__} of {type(err).__module__}")
+        return HubError(f"{repo}: {said}", hint="run the same command again: what has arrived is kept")
     return None
 
 

@@ -101,7 +101,9 @@ def parse_address(address: str) -> Reference:
     """What `Reference.address` wrote."""
     reference = parse_reference(address)
     if reference is None or not reference.path:
-        raise SourceError(f"{mask(address)}: not the address of a file on the Hub")
+        raise SourceError(
+            f"{mask(address)}: not the address of a file on the Hub", hint="give it as hf://org/repo@revision/file.gguf"
+        )
     return reference
 
 

@@ -66,7 +66,10 @@ class ShardStream:
         index = next(i for i, shard in enumerate(self._plan.shards) if shard.file == path.name)
         outputs = shard_outputs(self._plan, index)
         if not is_whole(path, outputs):
-            raise VerifyError(f"{path.name} does not have the size and header that were planned")
+            raise VerifyError(
+                f"{path.name} does not have the size and header that were planned",
+                hint="something else writes into the output folder: stop it, and run the same command again",
+            )
         try:
             _outline(path, self.folder / path.name, outputs)
             self._upload.send({path.name: path})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from gguf2st.errors import UsageError
+from gguf2st.errors import DeviceError, UsageError
 from gguf2st.kernels import cpu
 
 if TYPE_CHECKING:
@@ -117,15 +117,18 @@ def decoder(device: str) -> Decoder | Backend:
     """The decoder for `cpu` or `cuda`, as `choose` gives them.
 
     Raises:
-        UsageError: `cuda` without a device, Triton, or a torch that can use them, or where these do not work.
+        UsageError: `cuda` without a device, Triton, or a torch that can use them.
+        DeviceError: they are there, and do not work.
     """
     if device == "cpu":
         return cpu.dequantize
     hint = "use --device cpu"
     if not _cuda_devices():
         raise UsageError("device cuda: the NVIDIA driver finds no device here, or there is no driver", hint=hint)
-    if missing := _missing() or _failing():
+    if missing := _missing():
         raise UsageError(f"device cuda: {missing}", hint=f"install what is missing, or {hint}")
+    if failing := _failing():
+        raise DeviceError(f"device cuda: {failing}", hint=f"see whether nvidia-smi shows it at rest, or {hint}")
     from gguf2st.kernels.gpu_stream import Lanes
 
     return Lanes(_CUDA)
@@ -173,6 +176,6 @@ def _failing() -> str | None:
     try:
         # 0x3C3C is a float16 scale of about 1, 0x3C a code.
         Lanes(_CUDA).decode("Q8_0", "bfloat16", np.full((64, 34), 0x3C, np.uint8), np.empty((64, 32), np.uint16))
-    except UsageError as err:
+    except DeviceError as err:
         return err.message.removeprefix(f"device {_CUDA}: ")
     return None

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gguf2st.errors import UsageError
+from gguf2st.errors import DeviceError
 from gguf2st.kernels import cpu, cpu_pack, gpu, gpu_pack
 from gguf2st.kernels.device import slices
 from gguf2st.kernels.gpu_pack import Buffers, Memory
@@ -77,7 +77,7 @@ class Lanes:
             batch_nbytes: output bytes to collect for a launch.
 
         Raises:
-            UsageError: the device does not have that much memory free, or does not work.
+            DeviceError: the device does not have that much memory free, or does not work.
         """
         self._device = device
         self.chunk_nbytes = self.batch_nbytes = batch_nbytes
@@ -96,9 +96,9 @@ class Lanes:
                     stream.wait_stream(torch.cuda.current_stream(device))
                 self._lanes.put(_Lane(stream, memory))
         except torch.OutOfMemoryError as err:
-            raise UsageError(
+            raise DeviceError(
                 f"device {device}: {device_nbytes:,} bytes of its memory are needed, and not free",
-                hint="use --device cpu",
+                hint="wait until others leave it some, or use --device cpu",
             ) from err
         except gpu.FAILURES as err:
             raise self._failed(err) from err
@@ -119,7 +119,7 @@ class Lanes:
 
         Raises:
             SchemeError: no kernel for `qtype`.
-            UsageError: the device fails, or decodes otherwise than the CPU.
+            DeviceError: the device fails, or decodes otherwise than the CPU.
         """
 
         def launch(buffers: Buffers) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Lanes:
 
         Raises:
             SchemeError, ValueError: as `schemes.Scheme.pack`.
-            UsageError: the device fails, or packs otherwise than the CPU.
+            DeviceError: the device fails, or packs otherwise than the CPU.
         """
         packer = gpu_pack.packer(scheme, qtype, dtype)
         parts = slices(runs)
@@ -172,21 +172,22 @@ class Lanes:
 
     def _check(self, kernel: tuple[str, ...], same: bool) -> None:
         if not same:
-            raise UsageError(
+            raise DeviceError(
                 f"device {self._device}: {' -> '.join(kernel)} comes out otherwise than on the CPU",
                 hint="use --device cpu; and please report it, with the device and the versions of torch and Triton",
             )
         self._checked.add(kernel)
 
-    def _failed(self, err: Exception) -> UsageError:
-        return UsageError(f"device {self._device}: {gpu.failure(err)}", hint="use --device cpu")
+    def _failed(self, err: Exception) -> DeviceError:
+        hint = "the same command goes on from here; with --device cpu it needs no device"
+        return DeviceError(f"device {self._device}: {gpu.failure(err)}", hint=hint)
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
         """A lane to oneself, whose stream is the current one. In the end, all that was started in it is done.
 
         Raises:
-            UsageError: the device fails.
+            DeviceError: the device fails.
         """
         lane = self._lanes.get()
         try:

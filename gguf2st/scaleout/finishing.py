@@ -11,11 +11,19 @@ from gguf2st.digests import sha256_of
 from gguf2st.errors import OutputError, SourceError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.hub.stream import ShardStream
-from gguf2st.output import OutputFolder, check_target
-from gguf2st.quoting import shell_word, source_word
+from gguf2st.output import OutputFolder
+from gguf2st.quoting import shell_word
 from gguf2st.report import Report
 from gguf2st.scaleout.folder import Record, follows, partial_of, records_in
-from gguf2st.scaleout.planned import Planned, commands_for, planned_text, require_same_source
+from gguf2st.scaleout.planned import (
+    Planned,
+    command_to_compare,
+    commands_for,
+    has_all_shards,
+    planned_text,
+    require_same_source,
+    require_target,
+)
 from gguf2st.shards import is_whole, shard_outputs
 from gguf2st.source import is_address
 from gguf2st.unchanged import identity, require_unchanged
@@ -38,7 +46,7 @@ def finish(planned: Planned, *, threads: int | None = None, progress: Progress |
         VerifyError: the checkpoint is not what the plan says; the shards are kept.
     """
     started = time.monotonic()
-    check_target(planned.output, overwrite=planned.options.overwrite)
+    require_target(planned)
     here = [Path(file) for file in planned.plan.header.files if not is_address(file)]
     before = identity(here)
     require_same_source(planned)
@@ -129,13 +137,9 @@ def _require_all(
 def _absent(planned: Planned, names: list[str], records: Mapping[str, Record]) -> OutputError:
     """What to say of shards that are not in the partial folder: a run that was killed at its end moved them to OUT."""
     out, shards = planned.output, planned.plan.shards
-    is_there = (out / "config.json").is_file() and all(
-        is_whole(out / shard.file, shard_outputs(planned.plan, n)) for n, shard in enumerate(shards)
-    )
-    if len(names) < len(shards) or not is_there:
+    if len(names) < len(shards) or not has_all_shards(planned):
         return _missing(planned, names)
-    source = source_word(planned.model.origin or planned.plan.header.files[0])
-    compare = f"gguf2st verify {shell_word(out)} --against {source}"
+    compare = command_to_compare(planned)
     if len(records) < len(shards):  # the records went with the partial folder
         return OutputError(
             f"{out} has all shards of this plan already, and {partial_of(out)} has none to replace them with",

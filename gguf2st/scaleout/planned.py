@@ -18,15 +18,16 @@ from typing import Any
 
 from gguf2st import __version__
 from gguf2st.conversion import Conversion, Options, prepare
-from gguf2st.errors import OutputError, SourceError
+from gguf2st.errors import OutputError, SourceError, unreadable
 from gguf2st.header import Header
+from gguf2st.output import check_target
 from gguf2st.plan import Plan
 from gguf2st.plan_json import from_json, to_json
 from gguf2st.quants.layout import DECODABLE
-from gguf2st.quoting import shell_word
+from gguf2st.quoting import shell_word, source_word
 from gguf2st.records import MistypedError, from_plain
 from gguf2st.scaleout.shares import share_numbers
-from gguf2st.shards import write_text
+from gguf2st.shards import is_whole, shard_outputs, write_text
 from gguf2st.source import Model, is_address, locate
 
 MAX_HEAD_NBYTES = 16 << 20
@@ -162,6 +163,41 @@ def read_planned(path: Path) -> Planned:
     return planned
 
 
+def require_target(planned: Planned) -> None:
+    """`check_target` for a plan: its options are given when it is written, and its checkpoint may be there already.
+
+    Raises:
+        OutputError: the output exists and must not be replaced.
+    """
+    try:
+        check_target(planned.output, overwrite=planned.options.overwrite)
+    except OutputError as err:
+        if "-o" not in err.hint:
+            raise
+        hint = f"{err.hint} (options of `gguf2st plan`, which writes the plan anew)"
+        if planned.options.overwrite or not has_all_shards(planned):
+            raise OutputError(err.message, hint=hint, problems=err.problems) from None
+        raise OutputError(
+            f"{err.message}, with every shard of this plan",
+            hint=f"if this plan made it, which `{command_to_compare(planned)}` tells, nothing is left to do; if not: "
+            f"{hint}",
+        ) from None
+
+
+def has_all_shards(planned: Planned) -> bool:
+    """Whether the output folder has every shard of the plan, by sizes and headers alone: their values may be others."""
+    out, plan = planned.output, planned.plan
+    return os.path.isfile(out / "config.json") and all(
+        is_whole(out / shard.file, shard_outputs(plan, n)) for n, shard in enumerate(plan.shards)
+    )
+
+
+def command_to_compare(planned: Planned) -> str:
+    """The command that tells whether the output folder has the values of the plan's source."""
+    source = source_word(planned.model.origin or planned.plan.header.files[0])
+    return f"gguf2st verify {shell_word(planned.output)} --against {source}"
+
+
 def require_same_source(planned: Planned) -> None:
     """Raise SourceError when a file of the source is no longer what was planned for."""
     if planned.model.remote:
@@ -197,7 +233,7 @@ def file_states(header: Header) -> tuple[FileState, ...]:
                     digest.update(piece)
                     left -= len(piece)
         except OSError as err:
-            raise SourceError(f"{name}: {err.strerror or err}") from err
+            raise unreadable(err, name) from err
         states.append(FileState(status.st_size, status.st_mtime_ns, digest.hexdigest()))
     return tuple(states)
 

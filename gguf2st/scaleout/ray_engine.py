@@ -36,6 +36,7 @@ TELL_S = 0.5
 CONNECT_S = 10.0
 MAX_THREADS = 4
 """Per task, unless told otherwise: several tasks on a machine use its cores better than one with many threads."""
+_MACHINES = "`ray status` lists what the machines have: add one, or ask for less with --device and --threads"
 
 
 def convert_on_ray(
@@ -295,9 +296,13 @@ def _threads(ray: Any, device: str, threads: int | None) -> int:
         machines = [m for m in machines if m.get("GPU", 0) >= 1]
     most = [int(m.get("CPU", 0)) for m in machines if m.get("CPU", 0) >= 1]
     if not most:
-        raise UsageError(f"no machine of the cluster has a {'GPU' if device == 'cuda' else 'CPU'} for a task")
+        raise UsageError(
+            f"no machine of the cluster has a {'GPU' if device == 'cuda' else 'CPU'} for a task", hint=_MACHINES
+        )
     if threads is not None and threads > max(most):
-        raise UsageError(f"threads is {threads}; no machine of the cluster has more than {max(most)} CPUs")
+        raise UsageError(
+            f"threads is {threads}; no machine of the cluster has more than {max(most)} CPUs", hint=_MACHINES
+        )
     return threads or min(MAX_THREADS, *most)
 
 

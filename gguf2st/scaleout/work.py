@@ -16,11 +16,11 @@ from gguf2st.conversion import Progress, decoder_for, downloaded, require_worker
 from gguf2st.digests import sha256_of
 from gguf2st.errors import OutputError
 from gguf2st.limits import require_address_space
-from gguf2st.output import JOURNALS, Sums, check_target
+from gguf2st.output import JOURNALS, Sums
 from gguf2st.plan import Plan
 from gguf2st.quoting import shell_word
 from gguf2st.scaleout.folder import ShardJournal, SharedFolder, partial_of
-from gguf2st.scaleout.planned import Planned, require_same_source
+from gguf2st.scaleout.planned import Planned, require_same_source, require_target
 from gguf2st.shards import is_whole, shard_outputs
 from gguf2st.source import is_address
 from gguf2st.unchanged import identity, require_unchanged
@@ -90,7 +90,7 @@ def write_shards(
     started = time.monotonic()
     require_workers(device, threads)
     plan, options, place = planned.plan, planned.options, partial_of(planned.output)
-    check_target(planned.output, overwrite=options.overwrite)
+    require_target(planned)
     here = [Path(file) for file in plan.header.files if not is_address(file)]
     before = identity(here)
     require_same_source(planned)

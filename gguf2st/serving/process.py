@@ -58,7 +58,10 @@ class Server:
                 env={**os.environ, **environment} if environment else None,
             )
         except OSError as err:
-            raise ServeError(f"{command[0]} cannot be started: {err.strerror or err}") from err
+            raise ServeError(
+                f"{command[0]} cannot be started: {err.strerror or err}",
+                hint="name the interpreter of vLLM's environment with --vllm-python",
+            ) from err
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -63,13 +63,18 @@ def _read(kind: str, answer: Answer) -> tuple[str, tuple[float, ...]]:
         if "Out of range float values" in answer.text:
             raise ServeError(f"the {kind}'s logprobs are not finite: {answer.text[:300]}", hint=_HINT)
         status = f"HTTP {answer.status}" if answer.status else "no answer"
-        raise ServeError(f"the {kind} failed: {status}: {answer.text[:500]}")
+        hint = "vLLM's own log, above or with --log FILE, says why"
+        raise ServeError(f"the {kind} failed: {status}: {answer.text[:500]}", hint=hint)
     try:
         choice = answer.json()["choices"][0]
         text = choice["text"] if kind == "completion" else choice["message"]["content"]
         logprobs = tuple(_logprobs(choice["logprobs"]))
     except (ValueError, LookupError, TypeError) as err:
-        raise ServeError(f"the {kind} has an unexpected form ({err!r}): {answer.text[:300]}") from err
+        where = "choices[0].text" if kind == "completion" else "choices[0].message.content"
+        raise ServeError(
+            f"the {kind} is not of the form that vLLM answers in, JSON with {where} and logprobs: {answer.text[:300]}",
+            hint="does something else than vLLM answer at this port? --port 0 takes a free one",
+        ) from err
     if not logprobs:
         raise ServeError(f"the {kind} is empty: not one token was generated", hint=_HINT)
     if bad := [x for x in logprobs if not math.isfinite(x)]:

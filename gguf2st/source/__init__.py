@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gguf2st.errors import HubError, SourceError
+from gguf2st.errors import HubError, SourceError, unreadable
 from gguf2st.source.local import find_files, missing
 from gguf2st.source.selection import split_name
 
@@ -94,7 +94,7 @@ def _is_path(text: str) -> bool:
     try:
         return Path(text).exists() or Path(text).is_symlink()
     except OSError as error:
-        raise SourceError(f"{error.filename or text}: {error.strerror or error}") from error
+        raise unreadable(error, text) from error
 
 
 def _here(text: str, select: str = "") -> Model:
@@ -136,7 +136,7 @@ def _elsewhere(text: str) -> Model:
     try:
         raise missing(text, Path(text), hint=hint)
     except OSError as error:
-        raise SourceError(f"{error.filename or text}: {error.strerror or error}") from error
+        raise unreadable(error, text) from error
 
 
 def _other_scheme(text: str, scheme: str) -> SourceError:

@@ -7,7 +7,7 @@ import difflib
 import stat
 from pathlib import Path
 
-from gguf2st.errors import SourceError
+from gguf2st.errors import SourceError, unreadable
 from gguf2st.quoting import shell_line, shell_word
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
 from gguf2st.source.selection import (
@@ -47,7 +47,7 @@ def find_files(src: str | Path, select: str = "") -> tuple[Path, ...]:
         for file in files:
             _check_magic(file)
     except OSError as error:
-        raise SourceError(f"{error.filename or src}: {error.strerror or error}") from error
+        raise unreadable(error, src) from error
     return files
 
 

@@ -68,6 +68,8 @@ def read_merges(metadata: Metadata) -> list[Pair]:
     merges = [tuple(line.split(" ")) for line in lines]
     if any(len(merge) != 2 for merge in merges):
         i = next(i for i, merge in enumerate(merges) if len(merge) != 2)
-        raise TokenizerError(f"{PREFIX}merges[{i}] is {brief(lines[i])}, not two tokens with a space between")
+        raise TokenizerError(
+            f"{PREFIX}merges[{i}] is {brief(lines[i])}, not two tokens with a space between", hint=COPY_HINT
+        )
     # Of a merge that is there twice, llama.cpp keeps the first rank (`emplace`), `tokenizers` would keep the last.
     return list(dict.fromkeys(merges))

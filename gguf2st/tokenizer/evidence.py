@@ -86,7 +86,9 @@ def with_pretokenizer(metadata: Metadata, name: str) -> Metadata:
             hint="leave --tokenizer-pre out",
         )
     if name not in SUPPORTED:
-        raise TokenizerError(f"--tokenizer-pre {brief(name)} is not supported", problems=[_available()])
+        raise TokenizerError(
+            f"--tokenizer-pre {brief(name)} is not supported", problems=[_available()], hint=CHOOSE_HINT
+        )
     return {**metadata, PREFIX + "pre": name}
 
 

@@ -125,7 +125,7 @@ class TokenizerPlan:
         """Raise TokenizerError when there are more tokens than the token embedding has rows."""
         n_tokens = len(self.vocabulary.tokens)
         if n_tokens > n_rows:
-            raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows")
+            raise TokenizerError(f"{n_tokens} tokens, but the token embedding has only {n_rows} rows", hint=COPY_HINT)
 
     def text(self, i: int) -> str:
         """A token as tokenizer.json spells it."""
@@ -150,7 +150,9 @@ def plan_tokenizer(metadata: Metadata) -> TokenizerPlan:
     sep = special.add_sep and is_bert
     for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos), ("sep", sep)):
         if wanted and getattr(special, role) is None:
-            raise TokenizerError(f"{role.upper()} is to be added to each text, but the file has no {role}_token_id")
+            raise TokenizerError(
+                f"{role.upper()} is to be added to each text, but the file has no {role}_token_id", hint=COPY_HINT
+            )
     notes += kind.check(metadata, vocabulary)
     added = added_tokens(metadata, vocabulary, special)
     named = {}

@@ -36,7 +36,9 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
         ranks = {merge: i for i, merge in enumerate(merges) if not "".join(merge).strip("\n")}
         runs = [token for token in vocabulary.tokens if token and not token.strip("\n")]
         if sum(len(run) ** 2 for run in runs) > MAX_RUN_STEPS:
-            raise TokenizerError(f"{len(runs)} runs of newlines are tokens, up to {max(map(len, runs))} long: too many")
+            raise TokenizerError(
+                f"{len(runs)} runs of newlines are tokens, up to {max(map(len, runs))} long: too many", hint=COPY_HINT
+            )
         unmade = [token for token in runs if _merged(token, ranks) != [token]]
         if unmade:
             raise TokenizerError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gguf2st.errors import TokenizerError
 from gguf2st.fold import few
 from gguf2st.keys import brief
-from gguf2st.tokenizer.vocab import Metadata, read_text
+from gguf2st.tokenizer.vocab import COPY_HINT, Metadata, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment, nodes
@@ -20,6 +20,13 @@ TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIR = "additional_chat_templates"
 DEFAULT = "default"
 """What transformers calls the template that has no other name."""
+RERANK = "rerank"
+"""What llama.cpp calls the prompt of a reranker: a text with {query} and {document} in it, no template of jinja2."""
+_PLACES = tuple(
+    (f"{{{role}}}", f'{{{{ messages | selectattr("role", "eq", "{role}") | map(attribute="content") | first }}}}')
+    for role in ("query", "document")
+)
+"""Place in such a text -> what stands in the same place in jinja2, of the messages that vLLM scores."""
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 MAX_TEMPLATES = 100
 """Most chat templates of a file, each of which becomes a file; models have up to four."""
@@ -47,12 +54,14 @@ def read_templates(metadata: Metadata) -> dict[str, str]:
             continue
         name = key[len(TEMPLATE_KEY) + 1 :]
         if key != TEMPLATE_KEY and not _TEMPLATE_NAME.fullmatch(name):
-            raise TokenizerError(f"{brief(key)}: the name of the chat template cannot be a file name")
+            raise TokenizerError(f"{brief(key)}: the name of the chat template cannot be a file name", hint=COPY_HINT)
         template = read_text(metadata, key)
         if template is not None:
             templates[name] = template
     if len(templates) > MAX_TEMPLATES:
-        raise TokenizerError(f"the file has {len(templates):,} chat templates, more than {MAX_TEMPLATES}")
+        raise TokenizerError(
+            f"the file has {len(templates):,} chat templates, more than {MAX_TEMPLATES}", hint=COPY_HINT
+        )
     return templates
 
 
@@ -60,9 +69,29 @@ def written_templates(metadata: Metadata) -> dict[str, str]:
     """Those of `read_templates` that become files: one named `default` would go before the unnamed one.
 
     transformers takes it first (5.24, `from_pretrained`), llama.cpp the unnamed one (`llama_model_chat_template`).
+    The prompt of a reranker is written as a template of jinja2.
     """
     templates = read_templates(metadata)
-    return {name: text for name, text in templates.items() if name != DEFAULT or "" not in templates}
+    written = {name: text for name, text in templates.items() if name != DEFAULT or "" not in templates}
+    if is_prompt(written.get(RERANK, "")):
+        written[RERANK] = _of_messages(written[RERANK])
+    return written
+
+
+def is_prompt(text: str) -> bool:
+    """Whether a template is a text with places for query and document, in which jinja2 would find nothing to fill."""
+    return all(place in text for place, _ in _PLACES) and not any(mark in text for mark in ("{{", "{%", "{#"))
+
+
+def _of_messages(prompt: str) -> str:
+    """The prompt of a reranker as a template that gives the same text, of messages with the roles query and document.
+
+    vLLM makes such messages of what it scores (entrypoints/pooling/scoring/io_processor.py, 0.32). jinja2 takes one
+    line end away at the end of a template.
+    """
+    for place, filled in _PLACES:
+        prompt = prompt.replace(place, filled)
+    return prompt + "\n" * prompt.endswith("\n")
 
 
 def template_path(name: str) -> str:
@@ -80,6 +109,8 @@ def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
     n_chars = 0
     for name, template in templates.items():
         shown = f"chat template {name!r}" if name else "the chat template"
+        if name == RERANK and is_prompt(template):
+            yield f"the prompt that the model judges is in {template_path(name)}: vllm serve DIR --chat-template FILE"
         n_chars += len(template)
         if n_chars > MAX_PARSED_CHARS:
             yield f"{shown} has {len(template):,} characters: it was not looked through"

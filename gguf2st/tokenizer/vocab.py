@@ -110,7 +110,7 @@ def read_text(metadata: Metadata, key: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not _is_utf8(value):
-        raise TokenizerError(f"{key} is not a UTF-8 string: {brief(value)}")
+        raise TokenizerError(f"{key} is not a UTF-8 string: {brief(value)}", hint=COPY_HINT)
     return value
 
 
@@ -118,7 +118,7 @@ def read_flag(metadata: Metadata, key: str, default: bool) -> bool:
     """A bool of `tokenizer.ggml.*`, `default` when absent. Raises TokenizerError for another type."""
     value = metadata.get(PREFIX + key, default)
     if not isinstance(value, bool):
-        raise TokenizerError(f"{PREFIX}{key} is {brief(value)}, not a bool")
+        raise TokenizerError(f"{PREFIX}{key} is {brief(value)}, not a bool", hint=COPY_HINT)
     return value
 
 

@@ -71,7 +71,7 @@ class Verification:
         """Raise VerifyError with every problem unless nothing was wrong."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more problems)" if len(self.problems) > 1 else ""
-            hint = "do not serve this checkpoint: convert it again, or see docs/verification.md"
+            hint = "do not serve this checkpoint: `gguf2st convert` makes it again from its GGUF"
             if self.edited:
                 accept = " ".join(f"--accept {what}" for what in self.edited)
                 hint = f"if it was edited on purpose, verify with {accept}; if not, convert again with --overwrite"
@@ -195,7 +195,9 @@ def checkpoint_dtype(folder: Path) -> str:
     if dtype is None:
         found = ", ".join(sizes) or "no weights that are not packed"
         raise VerifyError(
-            f"{folder} holds {found}; comparing with a GGUF needs {', '.join(FLOATS.values())}", problems=ckpt.problems
+            f"{folder} holds {found}; comparing with a GGUF needs {', '.join(FLOATS.values())}",
+            problems=ckpt.problems,
+            hint="`gguf2st verify DIR` without --against checks the rest",
         )
     return dtype
 

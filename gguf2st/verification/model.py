@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from gguf2st.fold import listing
 from gguf2st.verification.checkpoint import STRANGERS, Checkpoint
+from gguf2st.verification.classes import on_meta
 from gguf2st.verification.formats import Rules
 from gguf2st.verification.packed import logical_tensors
 
@@ -16,8 +17,7 @@ def compare_model(ckpt: Checkpoint) -> None:
 
     try:
         config = transformers.AutoConfig.from_pretrained(ckpt.folder, **STRANGERS)
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        model = on_meta(config, ckpt.tensors)
         # The names on disk: transformers 5 fuses some parameters while loading, experts among them.
         saved = revert_weight_conversion(model, model.state_dict())
     except Exception as err:  # whatever transformers raises is the finding

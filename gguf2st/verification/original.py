@@ -11,6 +11,7 @@ from gguf2st.ops import OPS, SLICES, run_ops
 from gguf2st.plan import Entry, Plan
 from gguf2st.quants.byteorder import to_native
 from gguf2st.quants.layout import TYPES
+from gguf2st.quants.nibbles import apart
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements compared at a time: bounds memory to a few tens of MB whatever the tensor's size."""
@@ -80,12 +81,14 @@ def _whole(plan: Plan, name: str, rows: Any) -> Any:
 
 
 def stored_rows(plan: Plan, name: str, rows: Any) -> Any:
-    """Rows of a source as they lie in the file, (rows, bytes) uint8, their numbers in native byte order."""
+    """Rows of a source as they lie in the file, (rows, bytes) uint8, but in the byte order and layout of its type."""
     source = plan.header.sources[name]
     raw = np.memmap(plan.header.files[source.file], np.uint8, "r", source.offset, (source.nbytes or 0,))
     packed = raw.reshape(source.n_rows, -1)[rows]
     if plan.header.byteorder == "big":
         packed = to_native(source.qtype, packed.reshape(-1, TYPES[source.qtype].nbytes)).reshape(packed.shape)
+    if source.neighbours:
+        packed = apart(packed.reshape(-1, TYPES[source.qtype].nbytes)).reshape(packed.shape)
     return np.ascontiguousarray(packed)
 
 

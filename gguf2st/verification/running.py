@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gguf2st import guard
 from gguf2st.fold import listing
 from gguf2st.verification.checkpoint import STRANGERS, Checkpoint, Packed
+from gguf2st.verification.classes import arguments_of, named_class, on_meta, speaks
 from gguf2st.verification.structural import read_checkpoint
 from gguf2st.verification.unpack import unpack
 
@@ -92,7 +93,7 @@ def check_running(folder: Path, source: "Header | None" = None) -> Running:
     """Load and run a checkpoint; with its GGUF's header, compare it with llama.cpp (needs xllamacpp)."""
     try:
         ckpt = read_checkpoint(folder)
-        model, problems = _load_unpacked(ckpt) if ckpt.packed else _load(folder)
+        model, problems = _load_unpacked(ckpt) if ckpt.packed else _load(ckpt)
         ids = _ids(folder, model)
     except Exception as err:  # whatever transformers raises is the finding
         return Running(problems=(f"transformers cannot load it: {type(err).__name__}: {err}",))
@@ -100,6 +101,8 @@ def check_running(folder: Path, source: "Header | None" = None) -> Running:
     if problems:
         return Running(problems=tuple(problems), notes=("it was not run, since weights are missing or damaged",))
     try:
+        if not speaks(model):
+            return _judge_outputs(model, ids)
         logprobs = _logprobs(model, ids)
     except Exception as err:  # likewise
         return Running(problems=(f"the model does not run: {type(err).__name__}: {err}",))
@@ -122,14 +125,17 @@ def _lossy(ckpt: Checkpoint, source: "Header") -> str:
     return ", ".join(sorted(str(f) for f in formats if not any(holds(f, qtype) for qtype in qtypes)))
 
 
-def _load(folder: Path) -> "tuple[torch.nn.Module, list[str]]":
+def _load(ckpt: Checkpoint) -> "tuple[torch.nn.Module, list[str]]":
     """The model, and what transformers reports about loading it."""
     import transformers
 
-    auto: Any = transformers.AutoModelForCausalLM
+    config: Any = transformers.AutoConfig.from_pretrained(ckpt.folder, **STRANGERS)
+    kind: Any = named_class(config)
+    arguments = {**STRANGERS, **(arguments_of(kind, ckpt.tensors) if kind else {})}
+    auto: Any = kind or transformers.AutoModelForCausalLM
     with _unfilled_memory_is_nan(), _quiet(transformers.utils.logging):
         model, info = auto.from_pretrained(
-            folder, dtype="auto", output_loading_info=True, use_safetensors=True, **STRANGERS
+            ckpt.folder, dtype="auto", output_loading_info=True, use_safetensors=True, **arguments
         )
     return model.eval(), _loading_problems(info)
 
@@ -148,12 +154,15 @@ def _load_unpacked(ckpt: Checkpoint) -> "tuple[torch.nn.Module, list[str]]":
         tensors[name] = _unpacked(packed, dtype)
         for part in packed.parts.values():
             del tensors[part.name]
-    auto: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
-        kind = type(auto.from_config(config, trust_remote_code=False))
+    kind = type(on_meta(config, ckpt.tensors))
     with _unfilled_memory_is_nan(), _quiet(transformers.utils.logging):
         model, info = kind.from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=dtype,
+            output_loading_info=True,
+            **arguments_of(kind, ckpt.tensors),
         )
     return model.eval(), _loading_problems(info)
 
@@ -238,6 +247,19 @@ def _holes(model: "torch.nn.Module") -> list[str]:
             bad["Inf"].append(name)
     problems += [f"{kind} in {listing(names)}" for kind, names in bad.items() if names]
     return problems
+
+
+def _judge_outputs(model: Any, ids: list[int]) -> Running:
+    """Of a model that encodes or judges a text, and has no loss."""
+    import torch
+
+    text = torch.tensor([ids], device=next(model.parameters()).device)
+    more = {"decoder_input_ids": text} if model.config.is_encoder_decoder else {}
+    with torch.inference_mode(), guard.forward_checks(model):
+        outputs = model(text, **more).to_tuple()
+    if not all(bool(torch.isfinite(x).all()) for x in outputs if isinstance(x, torch.Tensor)):
+        return Running(problems=("the model's outputs are not finite",))
+    return Running(notes=(f"{type(model).__name__} reads a text of {len(ids)} tokens; it writes none to be judged by",))
 
 
 def _logprobs(model: Any, ids: list[int]) -> "torch.Tensor":

@@ -1,20 +1,18 @@
 """Files, shard headers and index: do they agree with each other?"""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gguf2st.fold import listing
+from gguf2st.plan import SHARD_NAME
 from gguf2st.shards import INDEX_FILE
 from gguf2st.verification.checkpoint import Checkpoint, Tensor, read_json
 from gguf2st.verification.config_types import wrong_values
 from gguf2st.verification.consistency import consistency
 from gguf2st.verification.packed import read_packed
 from gguf2st.verification.stray import stray_files
-
-_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -68,7 +66,7 @@ def _index(ckpt: Checkpoint, files: list[Path]) -> dict[str, str] | None:
         ckpt.problems.append(f"shards that {INDEX_FILE} names but are not here: {', '.join(lost)}")
     if stray := sorted(set(names) - set(weight_map.values())):
         ckpt.problems.append(f"safetensors files that {INDEX_FILE} does not name: {', '.join(stray)}")
-    counts = {m[2] for n in names if (m := _SHARD.fullmatch(n))}
+    counts = {m[2] for n in names if (m := SHARD_NAME.fullmatch(n)) and m[2]}
     if len(counts) > 1:
         ckpt.problems.append(f"shards of different splits lie side by side: of {', of '.join(sorted(counts))}")
     if not lost and not stray:

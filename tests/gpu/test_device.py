@@ -18,7 +18,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import gguf2st
-from gguf2st.errors import SchemeError, SourceError, UsageError
+from gguf2st.errors import DeviceError, SchemeError, SourceError
 from gguf2st.kernels import device, gpu
 from gguf2st.kernels.gpu_stream import LANES, Lanes
 from gguf2st.quants.layout import TYPES
@@ -182,7 +182,7 @@ def test_a_kernel_that_is_wrong_is_noticed_in_its_first_batch(monkeypatch: pytes
 
     monkeypatch.setattr(gpu, "dequantize", wrong)
     for _ in range(2):
-        with pytest.raises(UsageError, match=f"device {DEVICE}: Q8_0 -> bfloat16 comes out otherwise than on the CPU"):
+        with pytest.raises(DeviceError, match=f"device {DEVICE}: Q8_0 -> bfloat16 comes out otherwise than on the CPU"):
             lanes.decode("Q8_0", "bfloat16", blocks, out)
     lanes.decode("Q4_0", "bfloat16", make("Q4_0", "quantized")[:48], out)
 
@@ -213,15 +213,16 @@ def test_a_device_that_fails_is_one_line_and_holds_nobody_up(
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "dequantize", fail)
         for _ in range(LANES + 1):
-            with pytest.raises(UsageError, match=reason) as failed:
+            with pytest.raises(DeviceError, match=reason) as failed:
                 lanes.decode("Q8_0", "float32", blocks, out.astype(np.float32))
-            assert failed.value.hint == "use --device cpu"
+            assert "--device cpu" in failed.value.hint
+            assert failed.value.exit_code == 10
     lanes.decode("Q8_0", "float32", blocks, out.astype(np.float32))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_without_a_device_lanes_say_so_in_a_line() -> None:
-    with pytest.raises(UsageError, match=r"^device cuda: .*(CUDA|NVIDIA)") as error:
+    with pytest.raises(DeviceError, match=r"^device cuda: .*(CUDA|NVIDIA)") as error:
         Lanes("cuda")
     assert "\n" not in error.value.message
 
@@ -261,6 +262,32 @@ def test_conversion_gives_the_same_files(
         calls.append(len(backend.calls))
     n_tensors = len(gguf2st.make_plan(source).entries)
     assert calls[1] < n_tensors / 2 < calls[0]
+
+
+def test_a_device_that_dies_in_mid_run_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is a machine's failure, and the same command goes on with the shards that are missing."""
+    source = tiny_model(tmp_path / "m.gguf", "llama", layers=3, qtype="Q8_0")
+    how = {"device": "cpu", "threads": 1, "max_shard_size": 20_000}
+    gguf2st.convert(source, tmp_path / "cpu", **how)
+    alive, calls = gpu.dequantize, []
+
+    def dying(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 40:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+        alive(*arguments)
+
+    monkeypatch.setattr(device, "decoder", lambda name: Lanes(DEVICE, device_nbytes=16 << 20, batch_nbytes=3000))
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "dequantize", dying)
+        with pytest.raises(DeviceError, match=r"CUDA error: an illegal memory access was encountered$") as failed:
+            gguf2st.convert(source, tmp_path / "out", **how)
+    assert failed.value.exit_code == 10
+    assert not (tmp_path / "out").exists()
+    kept = list((tmp_path / "out.partial").glob("*.safetensors"))
+    assert 0 < len(kept) < len(list((tmp_path / "cpu").glob("*.safetensors")))
+    gguf2st.convert(source, tmp_path / "out", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "cpu")
 
 
 def test_damaged_weights_are_named_whatever_shares_their_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 import gguf2st
 from gguf2st import execute
-from gguf2st.errors import SchemeError, SourceError, UsageError
+from gguf2st.errors import DeviceError, SchemeError, SourceError
 from gguf2st.kernels import device, gpu_pack_bodies
 from gguf2st.kernels.gpu_stream import LANES, Lanes
 from gguf2st.quants.layout import TYPES
@@ -137,7 +137,7 @@ def test_a_kernel_that_is_wrong_is_noticed_in_its_first_batch(monkeypatch: pytes
     monkeypatch.setattr(gpu_pack_bodies, "code_words", defaultdict(lambda: lambda *arguments, **options: None))
     scheme, blocks = SCHEMES["int8_g32"], make("Q5_0", "quantized")[:8]
     lanes.pack(scheme, "Q4_1", "float16", make("Q4_1", "quantized")[:8], [(8, 8)])  # another kernel writes its codes
-    with pytest.raises(UsageError, match=f"device {DEVICE}: Q5_0 -> int8_g32 -> float16 comes out otherwise"):
+    with pytest.raises(DeviceError, match=f"device {DEVICE}: Q5_0 -> int8_g32 -> float16 comes out otherwise"):
         lanes.pack(scheme, "Q5_0", "float16", blocks, [(8, 8)])
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+CLASSIFIER = "AutoModelForSequenceClassification"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -38,6 +40,7 @@ class Case:
         lost: architecture keys that the GGUF does not hold, each with the reason.
         differs: configuration key -> (value that must be found, reason), where ours is not the original's on purpose.
         keeps: pattern of tensor names -> what the converter's float32 arithmetic leaves of a tensor.
+        goes_on: from transformers' outputs to llama.cpp's, where that goes further with a classifier's.
         tolerance: greatest difference of llama.cpp's logits; 1e-5 is float32 in another order. None: llama.cpp cannot
             run the case, for the reason `unrunnable`.
     """
@@ -59,6 +62,7 @@ class Case:
     lost: Mapping[str, str] = field(default_factory=dict)
     differs: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     keeps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    goes_on: Callable[[Tensor], Tensor] | None = None
     tolerance: float | None = 1e-5
     unrunnable: str = ""
 

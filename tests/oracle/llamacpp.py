@@ -120,7 +120,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_n_embd": (_I, [_P]),
     "llama_set_embeddings": (None, [_P, _B]),
     "llama_get_embeddings_ith": (ct.POINTER(ct.c_float), [_P, _I]),
+    "llama_get_embeddings_seq": (ct.POINTER(ct.c_float), [_P, _I]),
+    "llama_model_n_cls_out": (ct.c_uint32, [_P]),
 }
+NO_POOLING, RANK = 0, 4
+"""Of enum llama_pooling_type of llama.h: one row for each token, one for a whole text."""
 
 
 class _Library:
@@ -158,12 +162,20 @@ class LlamaCpp:
         n_ctx: the longest sequence that `logits` takes, in tokens.
         n_threads: threads of llama.cpp.
         flash: attention by its fused kernel, of float16 masks and queries. Some sparse attention exists only there.
+        ranks: one row of scores for each text, which is what `scores` wants and the others do not.
 
     Raises RuntimeError with llama.cpp's messages when it does not load.
     """
 
     def __init__(
-        self, path: Path, *, vocab_only: bool = False, n_ctx: int = 512, n_threads: int = 2, flash: bool = False
+        self,
+        path: Path,
+        *,
+        vocab_only: bool = False,
+        n_ctx: int = 512,
+        n_threads: int = 2,
+        flash: bool = False,
+        ranks: bool = False,
     ) -> None:
         self._lib = _library()
         self._c = self._lib.c
@@ -178,15 +190,15 @@ class LlamaCpp:
         self._vocab = self._c.llama_model_get_vocab(self._model)
         self.n_tokens: int = self._c.llama_vocab_n_tokens(self._vocab)
         if not vocab_only:
-            self._context = self._open_context(n_ctx, n_threads, flash=flash)
+            self._context = self._open_context(n_ctx, n_threads, flash=flash, ranks=ranks)
 
-    def _open_context(self, n_ctx: int, n_threads: int, *, flash: bool) -> Any:
+    def _open_context(self, n_ctx: int, n_threads: int, *, flash: bool, ranks: bool) -> Any:
         params = self._c.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = TYPE_F32
         params.flash_attn_type = int(flash)  # off: the plain attention is the reference
-        params.pooling_type = 0  # none: one row for each token
+        params.pooling_type = RANK if ranks else NO_POOLING
         context = self._c.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp gives no context: {self._messages()}")
@@ -257,7 +269,13 @@ class LlamaCpp:
             self._c.llama_set_embeddings(self._context, True)
         return self._rows(ids, "llama_get_embeddings_ith", self._c.llama_model_n_embd(self._model))
 
-    def _rows(self, ids: Sequence[int], getter: str, width: int) -> npt.NDArray[np.float32]:
+    def scores(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """What a classifier or a reranker, opened with `ranks`, makes of one text. (n,) -> (1, outputs)"""
+        if self._context is not None:
+            self._c.llama_set_embeddings(self._context, True)
+        return self._rows(ids, "llama_get_embeddings_seq", self._c.llama_model_n_cls_out(self._model), n_rows=1)
+
+    def _rows(self, ids: Sequence[int], getter: str, width: int, n_rows: int | None = None) -> npt.NDArray[np.float32]:
         if self._context is None:
             raise RuntimeError("logits need the weights: open the file without vocab_only")
         batch = self._c.llama_batch_init(len(ids), 0, 1)
@@ -269,7 +287,7 @@ class LlamaCpp:
             status = self._c.llama_decode(self._context, batch)
             if status != 0:
                 raise RuntimeError(f"llama_decode returned {status}: {self._messages()}")
-            rows = [getattr(self._c, getter)(self._context, i) for i in range(len(ids))]
+            rows = [getattr(self._c, getter)(self._context, i) for i in range(n_rows or len(ids))]
             return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in rows])
         finally:
             self._c.llama_batch_free(batch)

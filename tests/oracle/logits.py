@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,20 @@ import numpy.typing as npt
 from tests.oracle.fork_server import Server, orders
 from tests.oracle.llamacpp import ChildDiedError, LlamaCpp
 
+What: TypeAlias = Literal["logits", "embeddings", "scores"]
+"""Methods of `LlamaCpp`."""
 
-def compute(path: Path, ids: Sequence[int], *, embeddings: bool = False) -> npt.NDArray[np.float32]:
-    """Logits after every token, or what an encoder makes of it. (n,) -> (n, n_tokens) or (n, hidden)
+
+def compute(path: Path, ids: Sequence[int], what: What = "logits") -> npt.NDArray[np.float32]:
+    """Logits after every token, what an encoder makes of it, or the scores of a text.
+
+    (n,) -> (n, n_tokens), (n, hidden) or (1, outputs)
 
     Raises ChildDiedError with the exit code or signal when llama.cpp ends the process, and its own errors otherwise.
     """
     reading, writing = os.pipe()
     server = _server()
-    started = server.start({"path": str(path), "ids": list(ids), "embeddings": embeddings}, [writing])
+    started = server.start({"path": str(path), "ids": list(ids), "what": what}, [writing])
     os.close(writing)
     with open(reading, "rb") as pipe:
         answer = pipe.read() if started else b""
@@ -47,8 +52,8 @@ def _server() -> Server:
 
 def _answer(order: dict[str, Any]) -> Any:
     try:
-        with LlamaCpp(Path(order["path"]), n_ctx=64, n_threads=1) as model:
-            return model.embeddings(order["ids"]) if order["embeddings"] else model.logits(order["ids"])
+        with LlamaCpp(Path(order["path"]), n_ctx=64, n_threads=1, ranks=order["what"] == "scores") as model:
+            return getattr(model, order["what"])(order["ids"])
     except Exception as error:
         return error
 

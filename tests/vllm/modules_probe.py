@@ -64,21 +64,14 @@ def watch() -> None:
     compressed_tensors.CompressedTensorsConfig.get_quant_method = get_quant_method
 
 
-def lift_limits() -> None:
-    """Let models be built that this machine could not run: nothing is run here."""
+def stand_in_for_torchvision() -> None:
+    """Let vLLM's multimodal classes import it: the tests have none that fits, and use no images."""
     import importlib.abc
     import importlib.machinery
     from unittest.mock import MagicMock
 
-    import torch
-
-    import vllm.config.vllm as configuration
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
-    from vllm.model_executor.models import registry
-    from vllm.platforms.cpu import CpuPlatform
-
     class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-        """An empty torchvision: vLLM's multimodal classes import it."""
+        """An empty torchvision."""
 
         def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
             package = name.partition(".")[0] == "torchvision"
@@ -90,6 +83,20 @@ def lift_limits() -> None:
         def exec_module(self, module: Any) -> None:
             pass
 
+    sys.meta_path.insert(0, StandIn())
+
+
+def lift_limits() -> None:
+    """Let models be built that this machine could not run: nothing is run here."""
+    from unittest.mock import MagicMock
+
+    import torch
+
+    import vllm.config.vllm as configuration
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+    from vllm.model_executor.models import registry
+    from vllm.platforms.cpu import CpuPlatform
+
     def post_init(self: Any) -> None:
         with contextlib.suppress(NotImplementedError):  # experts without a gate want a GPU
             checks(self)
@@ -98,7 +105,7 @@ def lift_limits() -> None:
         config = others["attn_selector_config"]._replace(use_sparse=False)
         return choose(*some, **others | {"attn_selector_config": config})
 
-    sys.meta_path.insert(0, StandIn())
+    stand_in_for_torchvision()
     torch.cuda.Stream = torch.cuda.Event = MagicMock  # type: ignore[misc, assignment]
     checks, FusedMoEConfig.__post_init__ = FusedMoEConfig.__post_init__, post_init
     choose, CpuPlatform.get_attn_backend_cls = CpuPlatform.get_attn_backend_cls, classmethod(backend)
@@ -131,22 +138,28 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
+def register(config: dict[str, Any]) -> None:
+    """Let transformers read a configuration of a type that is in the code of a repository alone, which is not here."""
+    from transformers import AutoConfig, PretrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    config.pop("auto_map", None)
+    if kind not in CONFIG_MAPPING:
+        defaults = {"model_type": kind, "embedding_dropout": 0.0, "num_hidden_layers": 2}
+        AutoConfig.register(kind, type(f"Config_{kind}".replace("-", "_"), (PretrainedConfig,), defaults))
+
+
 def build(config: dict[str, Any]) -> tuple[Any, dict[str, list[str]]]:
     """vLLM's model for a configuration, and what it fuses: name of the fused module -> names of the members."""
     import torch
-    from transformers import AutoConfig, PretrainedConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from vllm.config import set_current_vllm_config
     from vllm.distributed import destroy_model_parallel, init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    kind = config["model_type"]
-    config.pop("auto_map", None)
-    if kind not in CONFIG_MAPPING:  # code of the repository, which is not here
-        defaults = {"model_type": kind, "embedding_dropout": 0.0, "num_hidden_layers": 2}
-        AutoConfig.register(kind, type(f"Config_{kind}".replace("-", "_"), (PretrainedConfig,), defaults))
+    register(config)
     folder = Path(SCRATCH.name) / f"model-{next(NUMBERS)}"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.oracle import mtp
 from tests.oracle.case import BASE, TIED, Case, with_bf16, yarn
 
-ROUTING_BIAS = "a float32 buffer that transformers makes without being told"
 MLA: Mapping[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
