@@ -110,6 +110,11 @@ def test_classes_that_run_on_no_cpu(hf_class: str, config: dict[str, Any], no_cp
     assert found.format_text == (f"{GPUS}; no CPU: {no_cpu}" if no_cpu else f"CPUs, and {GPUS}")
 
 
+def test_a_class_that_vllm_lacks_runs_on_nothing() -> None:
+    found = preflight.preflight({"architectures": ["Grok1ForCausalLM"]}, dtype="bfloat16", weights_nbytes=1)
+    assert found.format_text == "on nothing, as it has no class"
+
+
 def test_what_is_named_beside_the_maps_is_vllms_too() -> None:
     """No class is spelled otherwise than vLLM does."""
     assert set(preflight.read_table()["native"]) >= hardware.NO_CPU.keys()

@@ -253,6 +253,12 @@ def test_progress_bars_show_in_ticks() -> None:
             "gguf2st serve",
         ),
         (["vllm: error: the following arguments are required: model_tag"], "model_tag", "", "vllm serve DIR"),
+        (
+            vllm_logs.worker_failure("NotImplementedError: Sparse Attention is not supported on CPU."),
+            "not supported on CPU",
+            "Worker",
+            "where there is a GPU",
+        ),
         (vllm_logs.worker_failure("SomeError: never seen before"), "SomeError: never seen before", "Worker", "--log"),
     ],
 )

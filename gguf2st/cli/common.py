@@ -205,7 +205,8 @@ def usage_line(err: click.ClickException) -> str:
     text = " ".join(err.format_message().split()).rstrip(".")
     for click_says, meant in (("a valid integer range", "a whole number"), ("a valid float range", "a number")):
         text = text.replace(click_says, meant)
-    return text[:1].lower() + text[1:]
+    is_name = text[:2].isupper()  # SRC, DIR
+    return text if is_name else text[:1].lower() + text[1:]
 
 
 def _fail(err: Gguf2stError, args: list[str] | None) -> NoReturn:

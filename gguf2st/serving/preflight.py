@@ -178,7 +178,7 @@ def preflight(
         served=served,
         served_text=served_text,
         dtype=dtype,
-        format_text=runs_on(dtype, _why_no_cpu(config)),
+        format_text="on nothing, as it has no class" if served == "not served" else runs_on(dtype, _why_no_cpu(config)),
         weights_nbytes=weights_nbytes,
         context_length=length,
         kv_nbytes=kv_nbytes,

@@ -22,7 +22,7 @@ def compare_pooling(ckpt: Checkpoint, expected: Mapping[str, Any]) -> None:
         ckpt.problems.append(f"there is no {MODULES_FILE}, though the source says how vectors of tokens are pooled")
         return
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        ckpt.problems.append(f"{MODULES_FILE} is no JSON list of modules, each with its type and path")
+        ckpt.problems.append(f"{MODULES_FILE} is no list of modules in JSON, each with its type and path")
         return
     if "Pooling" not in kinds:
         ckpt.problems.append(f"{MODULES_FILE} has no Pooling module, though the source says how vectors are pooled")
