@@ -373,8 +373,21 @@ print(are_progress_bars_disabled())
 def test_files_of_an_earlier_upload_do_not_stay_beside_the_new_ones(
     hub: HubServer, run: Callable[..., Run], checkpoint: Path
 ) -> None:
-    old = ("model.safetensors", "model-00004-of-00004.safetensors", "tokenizer.model", "chat_template.jinja")
-    others = {"LICENSE": b"text", "images/model.safetensors": b"not ours", "model.Q8_0.gguf": b"GGUF"}
+    old = (
+        "model.safetensors",
+        "model-00004-of-00004.safetensors",
+        "tokenizer.model",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "modules.json",
+        "preprocessor_config.json",
+    )
+    others = {
+        "LICENSE": b"text",
+        "images/model.safetensors": b"not ours",
+        "images/additional_chat_templates/tool_use.jinja": b"not ours",
+        "model.Q8_0.gguf": b"GGUF",
+    }
     hub.add("tester/x", dict.fromkeys(old, b"old") | others)
     (checkpoint / ".env").write_text("SECRET=1")
     (checkpoint / ".cache").mkdir()

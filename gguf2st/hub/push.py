@@ -20,6 +20,7 @@ from gguf2st.hub.card import CARD_FILE, is_own, make_card
 from gguf2st.hub.errors import LOG_IN, hub_errors, mask
 from gguf2st.hub.folder import files_to_upload
 from gguf2st.hub.provenance import PROVENANCE_FILE, read_provenance
+from gguf2st.replaceable import is_known
 from gguf2st.verification import Verification, verify_folder
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ MAIN = "main"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPO = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}")
 """What huggingface_hub takes (`validate_repo_id`); anything else would fail after the conversion."""
-# What loaders read: such a file of an earlier upload must not stay beside the new ones.
-_REPLACED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", "chat_template*", "tokenizer*",
-             "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "gguf2st.json")  # fmt: skip
+_READ_ALL = ("*.safetensors", "*.safetensors.index.json", "chat_template*", "tokenizer*", "vocab.*")
+"""Names that loaders look for at the top of a repository, whatever comes after the dot or the star."""
 
 
 @dataclass(frozen=True)
@@ -270,10 +270,8 @@ class Upload:
     def _removed(self) -> "list[CommitOperationDelete]":
         from huggingface_hub import CommitOperationDelete
 
-        stale = (
-            n for n in self._there if n not in self._operations and any(fnmatch.fnmatchcase(n, p) for p in _REPLACED)
-        )
-        return [CommitOperationDelete(name, is_folder=False) for name in stale if "/" not in name]
+        stale = [name for name in self._there if name not in self._operations and _is_read(name)]
+        return [CommitOperationDelete(name, is_folder=False) for name in stale]
 
     def _commit(self, removed: "Iterable[CommitOperationDelete]") -> "CommitInfo":
         return self._api().create_commit(
@@ -300,6 +298,11 @@ class Upload:
                 digest = there.lfs.sha256 if there and there.lfs else None
                 if there is None or there.size != sent.size or digest not in (None, sent.sha256.hex()):
                     raise HubError(f"{self.options.repo} holds another {name} than was sent", hint="push it again")
+
+
+def _is_read(name: str) -> bool:
+    """Whether a loader would read it: such a file of an earlier upload must not stay beside the new ones."""
+    return is_known(name) or ("/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in _READ_ALL))
 
 
 def require_access(options: PushOptions) -> "HfApi":
