@@ -23,25 +23,25 @@ from gguf2st.conversion import (
     require_workers,
     write_small_files,
 )
-from gguf2st.digests import ShardDigests
 from gguf2st.errors import UsageError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.hub.push import Pushed, PushOptions, push_folder, require_access
 from gguf2st.hub.stream import ShardStream
 from gguf2st.limits import require_address_space
-from gguf2st.output import PARTIAL, OutputFolder
-from gguf2st.plan_json import to_json
-from gguf2st.planning import DEFAULT_SHARD_NBYTES, make_plan, open_gguf
-from gguf2st.problems import problem_lines, problems
+from gguf2st.output.digests import ShardDigests
+from gguf2st.output.folder import PARTIAL, OutputFolder
+from gguf2st.output.small_files import configurations
+from gguf2st.plan.as_json import to_json
+from gguf2st.plan.planning import DEFAULT_SHARD_NBYTES, make_plan, open_gguf
+from gguf2st.plan.problems import problem_lines, problems
 from gguf2st.report import Report
 from gguf2st.scaleout.finishing import finish as finish_planned
 from gguf2st.scaleout.planned import plan_anywhere, read_planned, write_planned
 from gguf2st.scaleout.shares import EVERYTHING, parse_share
 from gguf2st.scaleout.work import Written, write_shards
-from gguf2st.small_files import configurations
 from gguf2st.source import Model, locate
-from gguf2st.unchanged import identity as identity_of
-from gguf2st.unchanged import require_unchanged
+from gguf2st.source.unchanged import identity as identity_of
+from gguf2st.source.unchanged import require_unchanged
 from gguf2st.verification import Verification, checkpoint_dtype, verify_folder
 from gguf2st.verification.checkpoint import EDITABLE
 

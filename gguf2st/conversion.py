@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gguf2st import tokenizer as tokenizers
-from gguf2st.digests import sha256_of
 from gguf2st.errors import UsageError
 from gguf2st.header import read_header
 from gguf2st.hub import local_folder
 from gguf2st.hub.provenance import PROVENANCE_FILE, make_provenance
-from gguf2st.output import check_target
+from gguf2st.output.digests import sha256_of
+from gguf2st.output.folder import check_target
+from gguf2st.output.shards import INDEX_FILE, index_json, write_text
+from gguf2st.output.small_files import configurations, plan_tokenizer, tokenizer_metadata
 from gguf2st.plan import Plan
-from gguf2st.planning import DEFAULT_SHARD_NBYTES, make_plan
+from gguf2st.plan.planning import DEFAULT_SHARD_NBYTES, make_plan
 from gguf2st.report import Report, make_report
-from gguf2st.shards import INDEX_FILE, index_json, write_text
-from gguf2st.small_files import configurations, plan_tokenizer, tokenizer_metadata
 from gguf2st.source import Model, is_address, locate
+from gguf2st.source.unchanged import require_apart
 from gguf2st.tokenizer import TokenizerFiles, TokenizerPlan
-from gguf2st.unchanged import require_apart
 from gguf2st.verification import Verification, verify_folder
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gguf2st import __version__
-from gguf2st.choice import decisions, is_exact_entry
 from gguf2st.fold import fold, listing
 from gguf2st.plan import DENSE, Entry, Plan, template
+from gguf2st.plan.choice import decisions, is_exact_entry
 from gguf2st.quants.layout import TYPES
 from gguf2st.verification import Verification
 from gguf2st.verification.limits import planned_limits
@@ -61,7 +61,7 @@ class Report:
         dropped: GGUF tensor (folded) -> why it was left behind.
         notes: what the reader should know.
         shards: file names.
-        digests: file -> its sha256; without the shards where they were not hashed (see gguf2st/digests.py).
+        digests: file -> its sha256; without the shards where they were not hashed (see gguf2st/output/digests.py).
         verification: None for a dry run.
         pushed: what the upload did, if there was one.
         seconds: wall time.

@@ -5,8 +5,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gguf2st.mapfile import all_maps
-from gguf2st.proofs import LEVELS, NO_PROOF, read_proofs
+from gguf2st.archmap.mapfile import all_maps
+from gguf2st.archmap.proofs import LEVELS, NO_PROOF, read_proofs
 from gguf2st.quants.layout import DECODABLE, TYPES
 from gguf2st.tokenizer.files import KINDS
 from gguf2st.tokenizer.pretokenizers import SUPPORTED

@@ -20,14 +20,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gguf2st.archmap import ArchMap
-from gguf2st.build import build, read_small
+from gguf2st.archmap.expr import parse
+from gguf2st.archmap.mapfile import all_maps, load_map
+from gguf2st.archmap.scope import MapScope
 from gguf2st.errors import Gguf2stError, UsageError
-from gguf2st.expr import parse
 from gguf2st.header import Header, read_header
-from gguf2st.keys import KEYS
-from gguf2st.mapfile import all_maps, load_map
+from gguf2st.header.keys import KEYS
 from gguf2st.ops import same_shape
-from gguf2st.scope import MapScope
+from gguf2st.plan.build import build, read_small
 
 Shape = tuple[int, ...]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gguf2st.archmap import match_template
+from gguf2st.archmap.mapfile import all_maps, load_map, maps_folder, select_map
 from gguf2st.errors import MapError
-from gguf2st.mapfile import all_maps, load_map, maps_folder, select_map
 
 SHIPPED = sorted(maps_folder().glob("*.toml"))
 

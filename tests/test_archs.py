@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf2st.mapfile import all_maps
-from gguf2st.proofs import LEVELS, Proof, read_proofs
+from gguf2st.archmap.mapfile import all_maps
+from gguf2st.archmap.proofs import LEVELS, Proof, read_proofs
 from gguf2st.serving.preflight import who_serves
 from tests.oracle.summary import LLAMA_CPP, LOGITS, WEIGHTS, summary
 from tests.oracle.terminal import on_terminal, run

@@ -13,9 +13,9 @@ import transformers as transformers_module
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import gguf2st
+from gguf2st.archmap.mapfile import all_maps
 from gguf2st.config import attention, classic, encoders, falcon, latent, ministral, mla, partial, windows
 from gguf2st.errors import MapError
-from gguf2st.mapfile import all_maps
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
 from tests.test_config import Scope
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import gguf2st
-from gguf2st import api, execute, expr, mapfile
+from gguf2st import api, execute
+from gguf2st.archmap import expr, mapfile
+from gguf2st.archmap.scope import MapScope
 from gguf2st.cli.common import printable
 from gguf2st.config import generation_config
 from gguf2st.errors import (
@@ -28,7 +30,6 @@ from gguf2st.errors import (
 )
 from gguf2st.fold import fold, listing
 from gguf2st.header import parse_header
-from gguf2st.scope import MapScope
 from gguf2st.tokenizer import build_tokenizer, plan_tokenizer, read_templates, refused, special_tokens
 from gguf2st.tokenizer.charsmap import read_charsmap
 from gguf2st.tokenizer.templates import template_notes
@@ -509,7 +510,7 @@ def test_what_lies_in_a_partial_folder_does_not_end_in_the_checkpoint(name: str,
     "line", [b"[" * 100_000, b"\xff\xfe\0", b'{"shard": "../../x", "sums": {}}', b"NaN", b"{}", b"1e999"]
 )
 def test_lines_of_a_journal_that_say_nothing(line: bytes, tmp_path: Path) -> None:
-    from gguf2st.output import OutputFolder
+    from gguf2st.output.folder import OutputFolder
 
     with OutputFolder(tmp_path / "out", "the plan") as folder:
         (folder.partial / "a.safetensors").write_bytes(b"x")

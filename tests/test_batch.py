@@ -17,7 +17,7 @@ from gguf2st.batch.manifest import read_manifest
 from gguf2st.batch.state import Result, StateFile
 from gguf2st.cli.batch import _options, _problem
 from gguf2st.errors import OutputError, UsageError
-from gguf2st.output import PARTIAL
+from gguf2st.output.folder import PARTIAL
 from tests.hub_server import WRITER, HubServer
 from tests.make_gguf import tiny_llama
 from tests.oracle.terminal import completed

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf2st.build import build
 from gguf2st.errors import CoverageError, Gguf2stError, HeaderError, MapError
 from gguf2st.header import Header, Source, read_header
 from gguf2st.plan import Plan
+from gguf2st.plan.build import build
 from tests.make_gguf import ARCHS, tiny_gemma3, tiny_model
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

@@ -10,11 +10,11 @@ import pytest
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils.match import match_name
 
-from gguf2st import api, vllm_modules
-from gguf2st.choice import choose
+from gguf2st import api
 from gguf2st.config.quantization import quantization_config
 from gguf2st.header import Header, Source, read_header
-from gguf2st.plan import DENSE, Entry, Plan
+from gguf2st.plan import DENSE, Entry, Plan, vllm_modules
+from gguf2st.plan.choice import choose
 from gguf2st.quants.layout import TYPES
 from tests.make_gguf import tiny_model
 from tests.oracle.tiny import oracle_gguf

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import gguf2st
+from gguf2st.archmap.mapfile import maps_folder
 from gguf2st.cli import cli
-from gguf2st.mapfile import maps_folder
 from tests.make_gguf import tiny_gemma3, tiny_llama, write_gguf
 from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
 

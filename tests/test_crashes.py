@@ -15,7 +15,7 @@ import pytest
 
 import gguf2st
 from gguf2st.errors import OutputError
-from gguf2st.output import COMPLETE, PARTIAL, REPLACED
+from gguf2st.output.folder import COMPLETE, PARTIAL, REPLACED
 from tests.crash_runs import HUB, LOCAL, SHARES, CrashTest, Mode, can_mount, files_of
 from tests.hub_server import HubServer
 from tests.make_gguf import tiny_llama

@@ -19,7 +19,7 @@ from gguf2st import api, execute
 from gguf2st.errors import SchemeError, SourceError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
-from gguf2st.shards import ShardFile
+from gguf2st.output.shards import ShardFile
 from tests.make_gguf import ARCHS, tiny_model
 from tests.oracle import torch_decoder
 from tests.oracle.dequantized import hf_tensors

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gguf2st.archmap.expr import MISSING, evaluate, parse
 from gguf2st.errors import MapError
-from gguf2st.expr import MISSING, evaluate, parse
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")  # what Python thinks of `1if`
 

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from gguf2st.errors import MapError
-from gguf2st.keys import KEYS, LAYERWISE, MAX_INDEX, checked, require_key
+from gguf2st.header.keys import KEYS, LAYERWISE, MAX_INDEX, checked, require_key
 
 SAMPLES: dict[str, Any] = {
     "add_uint32": 3,

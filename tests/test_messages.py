@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from gguf2st import errors
+from gguf2st.archmap.mapfile import load_map
 from gguf2st.errors import Gguf2stError, HeaderError, MapError, unreadable
 from gguf2st.header import read_header
-from gguf2st.mapfile import load_map
 from tests.make_gguf import tiny_llama
 
 PACKAGE = Path(errors.__file__).parent
 CLASSES = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
-IN_MAPS = ("config/", "archmap.py", "expr.py", "keys.py", "mapfile.py", "scope.py")
+IN_MAPS = ("config/", "archmap/", "header/keys.py")
 """Where errors are about a map or become lines of `gguf2st check`: who reads a map adds the next step."""
 
 

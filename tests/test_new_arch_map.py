@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gguf2st.build import build
+from gguf2st.archmap.mapfile import all_maps, load_map, maps_folder
 from gguf2st.errors import UsageError
 from gguf2st.header import Header, Source, read_header
-from gguf2st.mapfile import all_maps, load_map, maps_folder
 from gguf2st.plan import Plan
+from gguf2st.plan.build import build
 from scripts.new_arch_map import Skeleton, Target, match, skeleton, target_of_checkpoint, target_of_class, templates
 from tests.oracle.tiny import oracle_gguf, original
 

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 import gguf2st
-from gguf2st import api, conversion, output, tokenizer
+from gguf2st import api, conversion, tokenizer
 from gguf2st.errors import Gguf2stError, OutputError, SourceError, TokenizerError, VerifyError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
-from gguf2st.output import OutputFolder
+from gguf2st.output import folder as output
+from gguf2st.output.folder import OutputFolder
+from gguf2st.output.shards import write_text
 from gguf2st.report import Report
-from gguf2st.shards import write_text
 from gguf2st.verification import verify_folder
 from tests.make_gguf import tiny_llama
 

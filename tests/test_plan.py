@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from gguf2st.build import build
-from gguf2st.choice import choose
 from gguf2st.errors import CoverageError, UsageError
 from gguf2st.header import Header, Source, read_header
 from gguf2st.plan import DTYPES, Entry, Plan, folded_equations, lay_out
-from gguf2st.plan_json import digest, from_json, to_json
+from gguf2st.plan.as_json import digest, from_json, to_json
+from gguf2st.plan.build import build
+from gguf2st.plan.choice import choose
 from tests.make_gguf import ARCHS, tiny_gemma3, tiny_model
 
 

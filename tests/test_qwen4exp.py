@@ -15,12 +15,12 @@ from transformers import Qwen4ExpTextConfig
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEmbedding
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.config import qwen4_exp
 from gguf2st.errors import MapError
 from gguf2st.execute.rows import rows_of
 from gguf2st.header import Header, Source, read_header
 from gguf2st.plan import Entry, Plan
+from gguf2st.plan.build import build
 from gguf2st.verification.original import row_order
 from tests.oracle.rewrite import requantized
 from tests.oracle.tiny import oracle_gguf

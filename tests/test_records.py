@@ -9,7 +9,7 @@ import pytest
 
 from gguf2st import api
 from gguf2st.errors import SourceError
-from gguf2st.plan_json import from_json, to_json
+from gguf2st.plan.as_json import from_json, to_json
 from gguf2st.records import MistypedError, from_plain
 from tests.make_gguf import tiny_llama
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 import gguf2st
 from gguf2st import api, execute
-from gguf2st.choice import choose
 from gguf2st.errors import SchemeError, SourceError, UsageError
 from gguf2st.kernels import cpu, device
+from gguf2st.output.small_files import configurations
+from gguf2st.plan.choice import choose
 from gguf2st.quants.layout import TYPES
 from gguf2st.report import Report
 from gguf2st.schemes import targets
-from gguf2st.small_files import configurations
 from tests.make_gguf import ARCHS, quantize, tiny_model
 from tests.oracle import repacked
 from tests.oracle.dequantized import hf_tensors

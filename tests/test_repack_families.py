@@ -23,9 +23,9 @@ from transformers.core_model_loading import WeightRenaming
 import gguf2st
 from gguf2st import api
 from gguf2st.config.quantization import quantization_config
+from gguf2st.config.transformers_modules import renamed
 from gguf2st.header import read_header
 from gguf2st.plan import DENSE
-from gguf2st.transformers_modules import renamed
 from tests.oracle import compressed, repacked
 from tests.oracle.cases import CASES
 from tests.oracle.rewrite import requantized

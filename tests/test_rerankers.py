@@ -12,8 +12,8 @@ import transformers as transformers_module
 from safetensors.torch import load_file
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.header import read_header
+from gguf2st.plan.build import build
 from gguf2st.serving.preflight import who_serves
 from gguf2st.tokenizer import build_tokenizer
 from gguf2st.tokenizer.templates import written_templates

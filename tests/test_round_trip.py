@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.build import read_small
+from gguf2st.archmap.mapfile import all_maps, select_map
+from gguf2st.archmap.proofs import read_proofs
+from gguf2st.archmap.scope import MapScope
 from gguf2st.header import read_header
-from gguf2st.mapfile import all_maps, select_map
-from gguf2st.proofs import read_proofs
-from gguf2st.scope import MapScope
+from gguf2st.plan.build import read_small
 from tests.oracle import logits, summary
 from tests.oracle.case import CLASSIFIER
 from tests.oracle.cases import CASES, Case

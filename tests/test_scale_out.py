@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gguf2st
-from gguf2st import api, output
+from gguf2st import api
 from gguf2st.conversion import Options
 from gguf2st.errors import CoverageError, OutputError, SchemeError, SourceError, UsageError, VerifyError
 from gguf2st.kernels import cpu, device
+from gguf2st.output import folder as output
 from gguf2st.scaleout import finishing, work
 from gguf2st.scaleout.folder import SharedFolder
 from gguf2st.scaleout.shares import Share, parse_share, share_numbers

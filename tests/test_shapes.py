@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import gguf2st
-from gguf2st import mapfile
-from gguf2st.build import build, read_small
+from gguf2st.archmap import mapfile
+from gguf2st.archmap.mapfile import maps_folder
 from gguf2st.header import Header, Source, read_header
-from gguf2st.mapfile import maps_folder
 from gguf2st.ops import same_shape
+from gguf2st.plan.build import build, read_small
 from tests.oracle.cases import CASES
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
 from tests.oracle.tiny import oracle_gguf, prepare

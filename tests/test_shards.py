@@ -18,8 +18,8 @@ from torch import Tensor
 
 import gguf2st
 from gguf2st.errors import OutputError
+from gguf2st.output.shards import ShardFile, is_whole, write_text
 from gguf2st.plan import Output
-from gguf2st.shards import ShardFile, is_whole, write_text
 from tests.make_gguf import tiny_model
 
 transformers: Any = transformers_module  # its constructors carry no types

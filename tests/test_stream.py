@@ -182,7 +182,7 @@ def test_a_shard_that_is_not_what_was_planned_does_not_go(
     hub: HubServer, command: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     damage = """
-from gguf2st import shards
+from gguf2st.output import shards
 close = shards.ShardFile.close
 def damaged(self):
     close(self)

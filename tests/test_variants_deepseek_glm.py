@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.config import mla
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
+from gguf2st.plan.build import build
 from tests.oracle.rewrite import rewritten
 from tests.oracle.tiny import oracle_gguf, original
 

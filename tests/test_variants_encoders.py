@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.errors import MapError
 from gguf2st.header import read_header
+from gguf2st.plan.build import build
 from tests.oracle.case import Case
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
 from tests.oracle.tiny import original, run_converter, write_checkpoint

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
+from gguf2st.plan.build import build
 from tests.oracle.llamacpp import LlamaCpp, in_child
 from tests.oracle.rewrite import rewritten
 from tests.oracle.tiny import oracle_gguf, original, prepare

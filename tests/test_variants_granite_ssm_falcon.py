@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.header import Header, read_header
+from gguf2st.plan.build import build
 from tests.oracle import tiny
 from tests.oracle.case import Case
 from tests.oracle.families.granite_ssm_falcon import CASES, FALCON_H1, log_exp

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from gguf2st.build import build
+from gguf2st.archmap.mapfile import maps_folder
 from gguf2st.errors import MapError
 from gguf2st.header import Header, read_header
-from gguf2st.mapfile import maps_folder
+from gguf2st.plan.build import build
 from tests.oracle.tiny import oracle_gguf, original
 from tests.test_variants_deepseek_glm import converted, planned, rewritten, same
 

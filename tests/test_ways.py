@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import gguf2st
-from gguf2st import mapfile
-from gguf2st.build import build
+from gguf2st.archmap import mapfile
 from gguf2st.errors import MapError
 from gguf2st.header import read_header
 from gguf2st.plan import Plan
+from gguf2st.plan.build import build
 from tests.make_gguf import write_gguf
 
 MAP = """
@@ -147,7 +147,7 @@ def test_made_and_joined_tensors_are_written(tmp_path: Path, monkeypatch: pytest
     assert plan.all_problems == ()
     from gguf2st.execute import execute
     from gguf2st.kernels import cpu
-    from gguf2st.output import OutputFolder
+    from gguf2st.output.folder import OutputFolder
 
     with OutputFolder(tmp_path / "out", "x") as output:
         execute(plan, output, decode=cpu.dequantize, threads=1)

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gguf2st import api
+from gguf2st.archmap.mapfile import load_map, maps_folder
 from gguf2st.conversion import Options
 from gguf2st.errors import MapError, SourceError
-from gguf2st.mapfile import load_map, maps_folder
 from gguf2st.plan import Plan
-from gguf2st.plan_json import from_json, to_json
+from gguf2st.plan.as_json import from_json, to_json
 from tests.make_gguf import tiny_llama
 from tests.oracle.terminal import run
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf2st.build import build
 from gguf2st.header import read_header
-from gguf2st.keys import ONE_IS_NONE, ZERO_IS_NONE
-from gguf2st.planning import make_plan
-from gguf2st.small_files import configurations
+from gguf2st.header.keys import ONE_IS_NONE, ZERO_IS_NONE
+from gguf2st.output.small_files import configurations
+from gguf2st.plan.build import build
+from gguf2st.plan.planning import make_plan
 from gguf2st.tokenizer.evidence import resolve
 from tests.oracle.tiny import oracle_gguf
 from tests.wild_files import NAMES, Shapes, Wild, gguf_tensors, read_as_transformers, values_of, wild, write_header

@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 import gguf2st
-from gguf2st.build import build
 from gguf2st.cli.inspect import command as inspect
 from gguf2st.header import Header, read_header
+from gguf2st.output.small_files import configurations
 from gguf2st.plan import Plan
-from gguf2st.planning import make_plan
-from gguf2st.problems import problems
-from gguf2st.small_files import configurations
+from gguf2st.plan.build import build
+from gguf2st.plan.planning import make_plan
+from gguf2st.plan.problems import problems
 from tests.make_gguf import write_gguf
 from tests.oracle.rewrite import Metadata, Tensors, rewritten
 from tests.oracle.tiny import oracle_gguf

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from gguf2st.batch.manifest import BatchModel
 from gguf2st.errors import Gguf2stError
 from gguf2st.hub.provenance import PROVENANCE_FILE, Provenance, read_provenance
-from gguf2st.planning import DEFAULT_SHARD_NBYTES
+from gguf2st.plan.planning import DEFAULT_SHARD_NBYTES
 from gguf2st.source import locate
 
 _DECIDING = ("repack", "tokenizer-from", "tokenizer-pre", "arch-map")

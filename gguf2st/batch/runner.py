@@ -23,7 +23,7 @@ from gguf2st.batch.finished import is_finished, is_newer_than_source
 from gguf2st.batch.manifest import BatchModel, Manifest
 from gguf2st.batch.state import Result, StateFile
 from gguf2st.errors import DeviceError, EngineError, OutputError
-from gguf2st.output import PARTIAL
+from gguf2st.output.folder import PARTIAL
 from gguf2st.report import human_bytes
 
 POLL_S = 0.05

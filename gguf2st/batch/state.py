@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from gguf2st.errors import OutputError
-from gguf2st.output import lock_file
-from gguf2st.shards import output_error
+from gguf2st.output.folder import lock_file
+from gguf2st.output.shards import output_error
 
 STATE_SUFFIX = ".state.jsonl"
 

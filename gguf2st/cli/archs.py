@@ -32,8 +32,8 @@ def command(word: str, as_json: bool) -> None:
       gguf2st archs qwen
       gguf2st archs ForSequenceClassification --json
     """
-    from gguf2st.mapfile import all_maps
-    from gguf2st.proofs import NO_PROOF, read_proofs
+    from gguf2st.archmap.mapfile import all_maps
+    from gguf2st.archmap.proofs import NO_PROOF, read_proofs
 
     proofs = read_proofs()
     rows = [

@@ -9,7 +9,7 @@ import click
 
 from gguf2st.cli.common import Command, arch_map_option, echo_table, first, json_option, printable, source_argument
 from gguf2st.errors import TokenizerError, short
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.quoting import source_word
 
 if TYPE_CHECKING:

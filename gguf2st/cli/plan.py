@@ -61,10 +61,10 @@ def _write(src: str, output: Path | None, write: Path, as_json: bool, given: dic
 def _show(src: str, as_json: bool, given: dict[str, Any]) -> None:
     """Print a plan."""
     from gguf2st import api
-    from gguf2st.choice import decisions
     from gguf2st.config.quantization import quantization_config
     from gguf2st.plan import folded_equations
-    from gguf2st.plan_json import to_json
+    from gguf2st.plan.as_json import to_json
+    from gguf2st.plan.choice import decisions
 
     names = ("dtype", "repack", "max_shard_size", "arch_map")
     plan = api.make_plan(src, **{name: given[name] for name in names})

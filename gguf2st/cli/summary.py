@@ -126,7 +126,7 @@ def write_json(text: str, json_file: str | None) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    from gguf2st.shards import output_error
+    from gguf2st.output.shards import output_error
 
     if json_file == "-":
         click.echo(text, nl=False)

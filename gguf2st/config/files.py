@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gguf2st.keys import is_number
+from gguf2st.header.keys import is_number
 
 if TYPE_CHECKING:
     from gguf2st.tokenizer import SpecialTokens

@@ -16,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gguf2st.config.transformers_modules import renamed
 from gguf2st.plan import DENSE, Plan, template
+from gguf2st.plan.vllm_modules import layerless
 from gguf2st.schemes import SCHEMES
-from gguf2st.transformers_modules import renamed
-from gguf2st.vllm_modules import layerless
 
 HEAD = "lm_head"
 """A linear layer to transformers, so that it is named even where it stays dense."""

@@ -19,9 +19,9 @@ from gguf2st.execute.rows import batches_of, chunks_of
 from gguf2st.execute.threads import in_threads
 from gguf2st.execute.worker import Progress, Worker
 from gguf2st.kernels.device import Backend, Decoder, Host
-from gguf2st.output import OutputFolder, Sums
+from gguf2st.output.folder import OutputFolder, Sums
+from gguf2st.output.shards import MAKE_ROOM, ShardFile, is_whole, shard_outputs
 from gguf2st.plan import DENSE, Entry, Plan
-from gguf2st.shards import MAKE_ROOM, ShardFile, is_whole, shard_outputs
 
 CHUNK_NBYTES = 2 << 20
 """Output bytes per chunk: decoded, checked and written while they are still in a core's cache."""

@@ -19,10 +19,10 @@ from gguf2st.header import Source
 from gguf2st.kernels import cpu
 from gguf2st.kernels.device import Backend
 from gguf2st.ops import run_ops
+from gguf2st.output.shards import ShardFile
 from gguf2st.plan import DENSE, DTYPE_NBYTES, Entry, Plan
 from gguf2st.quants.layout import TYPES
 from gguf2st.schemes import SCHEMES, Packed
-from gguf2st.shards import ShardFile
 
 Progress = Callable[[int], None]
 """Called with the number of output bytes just written, from any thread."""

@@ -20,7 +20,7 @@ from gguf2st.hub.card import CARD_FILE, is_own, make_card
 from gguf2st.hub.errors import LOG_IN, hub_errors, mask
 from gguf2st.hub.folder import files_to_upload
 from gguf2st.hub.provenance import PROVENANCE_FILE, read_provenance
-from gguf2st.replaceable import is_known
+from gguf2st.output.replaceable import is_known
 from gguf2st.verification import Verification, verify_folder
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gguf2st.errors import VerifyError
 from gguf2st.hub.push import Pushed, PushOptions, Upload
-from gguf2st.output import OUTLINE
+from gguf2st.output.folder import OUTLINE
+from gguf2st.output.shards import header_bytes, is_whole, output_error, shard_outputs
 from gguf2st.plan import Output, Plan
-from gguf2st.shards import header_bytes, is_whole, output_error, shard_outputs
 from gguf2st.verification import Verification
 
 SMALL_NBYTES = 1 << 16

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gguf2st.conversion import Conversion, Progress, conclude, default_threads, prepare, write_small_files
-from gguf2st.digests import sha256_of
 from gguf2st.errors import OutputError, SourceError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.hub.stream import ShardStream
-from gguf2st.output import OutputFolder
+from gguf2st.output.digests import sha256_of
+from gguf2st.output.folder import OutputFolder
+from gguf2st.output.shards import is_whole, shard_outputs
 from gguf2st.quoting import shell_word
 from gguf2st.report import Report
 from gguf2st.scaleout.folder import Record, follows, partial_of, records_in
@@ -24,9 +25,8 @@ from gguf2st.scaleout.planned import (
     require_same_source,
     require_target,
 )
-from gguf2st.shards import is_whole, shard_outputs
 from gguf2st.source import is_address
-from gguf2st.unchanged import identity, require_unchanged
+from gguf2st.source.unchanged import identity, require_unchanged
 
 
 def finish(planned: Planned, *, threads: int | None = None, progress: Progress | None = None) -> Report:

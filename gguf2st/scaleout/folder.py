@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from gguf2st.output import (
+from gguf2st.output.folder import (
     JOURNAL_FILE,
     JOURNALS,
     PARTIAL,
@@ -34,7 +34,7 @@ from gguf2st.output import (
     lock_file,
     open_locked,
 )
-from gguf2st.shards import UNFINISHED, output_error
+from gguf2st.output.shards import UNFINISHED, output_error
 
 JOIN_S = 10.0
 """How long to wait for a process that is just making the folder, before it counts as one that works in it."""

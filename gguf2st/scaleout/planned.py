@@ -20,14 +20,14 @@ from gguf2st import __version__
 from gguf2st.conversion import Conversion, Options, prepare
 from gguf2st.errors import OutputError, SourceError, unreadable
 from gguf2st.header import Header
-from gguf2st.output import check_target
+from gguf2st.output.folder import check_target
+from gguf2st.output.shards import is_whole, shard_outputs, write_text
 from gguf2st.plan import Plan
-from gguf2st.plan_json import from_json, to_json
+from gguf2st.plan.as_json import from_json, to_json
 from gguf2st.quants.layout import DECODABLE
 from gguf2st.quoting import shell_word, source_word
 from gguf2st.records import MistypedError, from_plain
 from gguf2st.scaleout.shares import share_numbers
-from gguf2st.shards import is_whole, shard_outputs, write_text
 from gguf2st.source import Model, is_address, locate
 
 MAX_HEAD_NBYTES = 16 << 20

@@ -22,7 +22,7 @@ from gguf2st.conversion import Conversion, Progress, require_workers
 from gguf2st.errors import EngineError, Gguf2stError, OutputError, UsageError
 from gguf2st.hub.push import PushOptions
 from gguf2st.hub.stream import ShardStream
-from gguf2st.output import PLAN_FILE
+from gguf2st.output.folder import PLAN_FILE
 from gguf2st.report import Report
 from gguf2st.scaleout.finishing import finish, finish_streamed
 from gguf2st.scaleout.folder import SharedFolder, partial_of

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from gguf2st import __version__
 from gguf2st.conversion import Progress, decoder_for, downloaded, require_workers
-from gguf2st.digests import sha256_of
 from gguf2st.errors import OutputError
 from gguf2st.limits import require_address_space
-from gguf2st.output import JOURNALS, Sums
+from gguf2st.output.digests import sha256_of
+from gguf2st.output.folder import JOURNALS, Sums
+from gguf2st.output.shards import is_whole, shard_outputs
 from gguf2st.plan import Plan
 from gguf2st.quoting import shell_word
 from gguf2st.scaleout.folder import ShardJournal, SharedFolder, partial_of
 from gguf2st.scaleout.planned import Planned, require_same_source, require_target
-from gguf2st.shards import is_whole, shard_outputs
 from gguf2st.source import is_address
-from gguf2st.unchanged import identity, require_unchanged
+from gguf2st.source.unchanged import identity, require_unchanged
 
 if TYPE_CHECKING:
     from gguf2st.execute import ShardWriter

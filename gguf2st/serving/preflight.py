@@ -99,9 +99,10 @@ def preflight_source(
     Raises:
         Gguf2stError: it cannot be planned; `gguf2st check` says why.
     """
-    from gguf2st import api, build
-    from gguf2st.choice import choose
+    from gguf2st import api
     from gguf2st.header import Header
+    from gguf2st.plan import build
+    from gguf2st.plan.choice import choose
 
     header = src if isinstance(src, Header) else api.open_gguf(src)
     built = build.build(header, arch_map=arch_map)
@@ -112,9 +113,8 @@ def preflight_source(
 
 def repackings(built: "Plan") -> tuple[Repacking, ...]:
     """What each mode of `convert --repack` makes of a plan of step 1, where it packs anything."""
-    from gguf2st import parallel
-    from gguf2st.choice import choose
-    from gguf2st.plan import DENSE
+    from gguf2st.plan import DENSE, parallel
+    from gguf2st.plan.choice import choose
     from gguf2st.schemes import MODES
 
     found: list[Repacking] = []

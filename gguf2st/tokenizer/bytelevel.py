@@ -1,7 +1,7 @@
 """Kind `gpt2`: byte-level BPE. The file holds tokens, merges and the name of a pre-tokenizer."""
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer.evidence import read_pretokenizer
 from gguf2st.tokenizer.parts import Json, Pair, Parts, bpe_model, check_merges
 from gguf2st.tokenizer.pretokenizers import PreTokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.links import leads_elsewhere
 from gguf2st.tokenizer import wordpiece
 from gguf2st.tokenizer.files import NAMED_ROLES, TokenizerFiles

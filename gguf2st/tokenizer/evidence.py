@@ -8,7 +8,7 @@ identify the vocabularies that most models share; the first signature that fits 
 from dataclasses import dataclass
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer.pretokenizers import BY_NAME, SUPPORTED, PreTokenizer
 from gguf2st.tokenizer.vocab import PREFIX, Metadata, read_text
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeVar
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer import bytelevel, rawtext, sentencepiece, unigram, wordpiece
 from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.parts import Json, Parts

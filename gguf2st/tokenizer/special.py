@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer.evidence import resolve
 from gguf2st.tokenizer.pretokenizers import BY_NAME
 from gguf2st.tokenizer.vocab import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gguf2st.errors import TokenizerError
 from gguf2st.fold import few
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer.vocab import COPY_HINT, Metadata, read_text
 
 if TYPE_CHECKING:

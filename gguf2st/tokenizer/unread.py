@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gguf2st.fold import few
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 from gguf2st.tokenizer.special import ROLE_KEYS
 from gguf2st.tokenizer.templates import TEMPLATE_KEY
 from gguf2st.tokenizer.vocab import PREFIX, Metadata

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gguf2st.errors import TokenizerError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 
 Metadata: TypeAlias = Mapping[str, object]
 """GGUF key -> value: bool, int, float, str, list of str, or `array.array` for arrays of numbers."""

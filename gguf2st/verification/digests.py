@@ -3,8 +3,8 @@
 from pathlib import PurePosixPath
 from typing import Any
 
-from gguf2st.digests import sha256_of
 from gguf2st.errors import OutputError
+from gguf2st.output.digests import sha256_of
 from gguf2st.verification.checkpoint import Checkpoint, read_json
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from gguf2st.fold import listing
 from gguf2st.plan import Plan
+from gguf2st.plan.vllm_modules import never_quantized
 from gguf2st.verification.checkpoint import DTYPES, Checkpoint, read_json
 from gguf2st.verification.embedding import FILES as EMBEDDING_FILES
 from gguf2st.verification.embedding import compare_pooling
 from gguf2st.verification.packed import logical_tensors
-from gguf2st.vllm_modules import never_quantized
 
 
 def compare_names(ckpt: Checkpoint, plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gguf2st.shards import INDEX_FILE, UNFINISHED
+from gguf2st.output.shards import INDEX_FILE, UNFINISHED
 from gguf2st.verification.checkpoint import FLOATS, Checkpoint
 
 _OTHER_WEIGHTS = (".bin", ".gguf", ".pth", ".pt", ".pt2", ".ckpt")

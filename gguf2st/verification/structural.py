@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st.fold import listing
+from gguf2st.output.shards import INDEX_FILE
 from gguf2st.plan import SHARD_NAME
-from gguf2st.shards import INDEX_FILE
 from gguf2st.verification.checkpoint import Checkpoint, Tensor, read_json
 from gguf2st.verification.config_types import wrong_values
 from gguf2st.verification.consistency import consistency

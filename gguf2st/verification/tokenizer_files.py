@@ -11,9 +11,9 @@ from typing import Any
 
 from gguf2st.errors import Gguf2stError, TokenizerError
 from gguf2st.fold import listing
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
+from gguf2st.output.small_files import tokenizer_metadata
 from gguf2st.plan import Plan
-from gguf2st.small_files import tokenizer_metadata
 from gguf2st.tokenizer import TokenizerFiles, build_tokenizer, copy_tokenizer
 from gguf2st.tokenizer.templates import DEFAULT, TEMPLATE_DIR, TEMPLATE_FILE
 from gguf2st.verification.checkpoint import Checkpoint, read_json

@@ -6,8 +6,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from gguf2st.keys import KEYS
-from gguf2st.mapfile import all_maps
+from gguf2st.archmap.mapfile import all_maps
+from gguf2st.header.keys import KEYS
 from tests.fuzz import hostile
 from tests.fuzz.draft import ARRAY, BOOL, NUMBERS, STRING, Array, Draft, Item
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gguf2st import api, build, mapfile
+from gguf2st import api
+from gguf2st.archmap import mapfile
 from gguf2st.header import Header, parse_header
-from gguf2st.plan_json import from_json, to_json
+from gguf2st.plan import build
+from gguf2st.plan.as_json import from_json, to_json
 from gguf2st.tokenizer import build_tokenizer
 from tests.fuzz import ggufs, seeds, texts
 from tests.fuzz.draft import STRING, Item
@@ -148,8 +150,8 @@ class ExpressionTarget:
 
     def run(self, files: Files, folder: Path) -> None:
         """Accepted: a value of metadata, never a thing of Python's."""
-        from gguf2st.expr import evaluate, parse
-        from gguf2st.scope import MapScope
+        from gguf2st.archmap.expr import evaluate, parse
+        from gguf2st.archmap.scope import MapScope
 
         text = files["expression.txt"].decode("utf-8", "surrogateescape")
         with Refusals():

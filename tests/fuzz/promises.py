@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gguf2st import mapfile
+from gguf2st.archmap import mapfile
 from gguf2st.errors import Gguf2stError
 from gguf2st.header import Header
 from tests.fuzz import ggufs, seeds

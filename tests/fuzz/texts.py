@@ -6,9 +6,9 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from gguf2st.archmap.mapfile import maps_folder
 from gguf2st.config import FUNCTIONS
-from gguf2st.keys import KEYS
-from gguf2st.mapfile import maps_folder
+from gguf2st.header.keys import KEYS
 from gguf2st.ops import OPS
 from tests.fuzz import hostile
 

@@ -7,11 +7,11 @@ import functools
 import json
 from collections import defaultdict
 
-from gguf2st.build import read_small
+from gguf2st.archmap.mapfile import maps_folder, select_map
+from gguf2st.archmap.proofs import LEVELS, PROOFS_FILE, Proof
+from gguf2st.archmap.scope import MapScope
 from gguf2st.header import read_header
-from gguf2st.mapfile import maps_folder, select_map
-from gguf2st.proofs import LEVELS, PROOFS_FILE, Proof
-from gguf2st.scope import MapScope
+from gguf2st.plan.build import read_small
 from tests.oracle.case import Case
 from tests.oracle.cases import CASES
 from tests.oracle.tiny import oracle_gguf, prepare

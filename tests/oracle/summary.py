@@ -44,7 +44,7 @@ def summary(maps: dict[str, tuple[str, str]], passed: dict[str, set[str]], faile
         passed: case -> the tests that it passed.
         failed: cases that failed any.
     """
-    from gguf2st.mapfile import all_maps
+    from gguf2st.archmap.mapfile import all_maps
 
     best: dict[tuple[str, str], int] = {}
     for case, key in maps.items():

@@ -15,8 +15,8 @@ import pytest
 
 import gguf2st
 from gguf2st.header import read_header
+from gguf2st.output.small_files import configurations
 from gguf2st.serving.hardware import why_no_cpu
-from gguf2st.small_files import configurations
 from tests.oracle.cases import CASES
 from tests.oracle.tiny import oracle_gguf, prepare
 from tests.vllm.conftest import ENVIRONMENT, HERE

@@ -17,11 +17,11 @@ import pytest
 
 from gguf2st import api
 from gguf2st.header import read_header
+from gguf2st.output.small_files import configurations
 from gguf2st.plan import DENSE, Plan
+from gguf2st.plan.vllm_modules import layerless
 from gguf2st.serving.preflight import who_serves
-from gguf2st.small_files import configurations
 from gguf2st.verification.fused import fused_in
-from gguf2st.vllm_modules import layerless
 from tests.oracle.cases import CASES
 from tests.oracle.tiny import oracle_gguf, prepare
 from tests.test_choice import declared

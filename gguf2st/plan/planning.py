@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from gguf2st import build, choice
 from gguf2st.errors import UsageError
 from gguf2st.header import Header, read_header
-from gguf2st.plan import Plan, lay_out
+from gguf2st.plan import Plan, build, choice, lay_out
 from gguf2st.source import Model, locate
 
 DEFAULT_SHARD_NBYTES = 5_000_000_000

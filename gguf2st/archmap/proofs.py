@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf2st.mapfile import maps_folder
+from gguf2st.archmap.mapfile import maps_folder
 
 PROOFS_FILE = "proofs.json"
 LEVELS: Mapping[str, str] = {

@@ -186,7 +186,7 @@ def require_key(key: str) -> tuple[Kind, ...]:
         raise MapError(
             f"there is no metadata key {key!r}{f'; did you mean {near[0]!r}?' if near else ''}",
             hint="`gguf2st inspect FILE --json` has the keys of a file; one that was never met needs a line in "
-            "gguf2st/keys.py",
+            "gguf2st/header/keys.py",
         )
     return KEYS[key]
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf2st import config, keys
+from gguf2st import config
 from gguf2st.archmap import INDEX, PINS, ArchMap, Equation, Group, Way
+from gguf2st.archmap.expr import Expression, parse
 from gguf2st.errors import MapError
-from gguf2st.expr import Expression, parse
+from gguf2st.header import keys
 from gguf2st.ops import ANY, OPS, VALUES
 from gguf2st.quants.layout import INT64
 from gguf2st.quoting import shell_word
@@ -46,7 +47,7 @@ _OPTIONAL = (
 
 def maps_folder() -> Path:
     """Where the maps are: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     installed = package / "arch_maps"
     return installed if installed.is_dir() else package.parent / "arch_maps"
 

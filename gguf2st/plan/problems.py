@@ -5,8 +5,8 @@ from pathlib import Path
 from gguf2st import tokenizer as tokenizers
 from gguf2st.errors import CoverageError, Gguf2stError, SourceError
 from gguf2st.header import Header
-from gguf2st.planning import make_plan, open_gguf
-from gguf2st.small_files import plan_tokenizer, tokenizer_metadata
+from gguf2st.output.small_files import plan_tokenizer, tokenizer_metadata
+from gguf2st.plan.planning import make_plan, open_gguf
 from gguf2st.source import Model
 
 

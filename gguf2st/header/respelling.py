@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 
 if TYPE_CHECKING:
     from gguf2st.header import Source

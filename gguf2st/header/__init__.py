@@ -24,14 +24,14 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from gguf2st.cursor import Cursor
 from gguf2st.errors import HeaderError, SourceError, unreadable
-from gguf2st.keys import brief
+from gguf2st.header.cursor import Cursor
+from gguf2st.header.keys import brief
+from gguf2st.header.spellings import respelled
+from gguf2st.header.split import joined
 from gguf2st.quants.layout import BY_ID, type_name
 from gguf2st.source import is_address, open_file
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
-from gguf2st.spellings import respelled
-from gguf2st.split import joined
 
 Value: TypeAlias = "bool | int | float | str | list[Any] | array[Any]"
 """A metadata value. Arrays of numbers are `array.array` in native byte order; arrays of anything else are lists."""

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from gguf2st.errors import HeaderError
-from gguf2st.keys import brief
+from gguf2st.header.keys import brief
 
 if TYPE_CHECKING:
     from gguf2st.header import Header, Source

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from gguf2st.op import ANY, OPS, Array, Op, Shape, op, run_ops
+from gguf2st.ops.op import ANY, OPS, Array, Op, Shape, op, run_ops
 
 __all__ = ["ANY", "OPS", "PART", "SLICES", "VALUES", "Array", "Op", "Shape", "run_ops", "same_shape"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from gguf2st.fold import listing
 from gguf2st.plan import DENSE, Entry, Plan
+from gguf2st.plan.vllm_modules import layerless
 from gguf2st.schemes import SCHEMES
-from gguf2st.vllm_modules import layerless
 
 SIZES = (1, 2, 4, 8)
 

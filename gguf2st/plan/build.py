@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gguf2st import coverage, mapfile
-from gguf2st.archmap import ArchMap, Equation, Way, match_template
+from gguf2st.archmap import ArchMap, Equation, Way, mapfile, match_template
+from gguf2st.archmap.expr import Expression
+from gguf2st.archmap.scope import MapScope, NoTensorError, read_small
 from gguf2st.config import embedding_files, nested
 from gguf2st.errors import Gguf2stError, MapError, short
-from gguf2st.expr import Expression
 from gguf2st.fold import listing
 from gguf2st.header import Header, Source
-from gguf2st.keys import KEYS, MAX_INDEX, brief, checked
+from gguf2st.header.keys import KEYS, MAX_INDEX, brief, checked
 from gguf2st.ops import OPS, same_shape
-from gguf2st.plan import Entry, Plan
-from gguf2st.scales import with_scales
-from gguf2st.scope import MapScope, NoTensorError, read_small
+from gguf2st.plan import Entry, Plan, coverage
+from gguf2st.plan.scales import with_scales
 
 MAX_INSTANCES_PER_TENSOR = 1_000
 """Most layers times experts for each tensor of the file: models have 20. A small file costs little whatever it says."""

@@ -27,9 +27,9 @@ from typing import IO, Any, TypeAlias
 
 from gguf2st.errors import OutputError, VerifyError
 from gguf2st.fold import few
+from gguf2st.output.replaceable import foreign_in, is_known
+from gguf2st.output.shards import UNFINISHED, output_error, sync_folder, write_text
 from gguf2st.quoting import shell_word
-from gguf2st.replaceable import foreign_in, is_known
-from gguf2st.shards import UNFINISHED, output_error, sync_folder, write_text
 
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 """Entry -> what it lost: see above."""

@@ -10,7 +10,7 @@ from typing import Any
 from gguf2st.archmap import ArchMap
 from gguf2st.fold import few, listing
 from gguf2st.header import Header
-from gguf2st.keys import brief, says_nothing
+from gguf2st.header.keys import brief, says_nothing
 from gguf2st.ops import OPS
 from gguf2st.plan import Entry
 from gguf2st.quants.layout import DECODABLE, INTEGERS

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gguf2st import respelling
-from gguf2st.keys import KEYS, ROPE_BASE, SIZE
-from gguf2st.respelling import Respelling
+from gguf2st.header import respelling
+from gguf2st.header.keys import KEYS, ROPE_BASE, SIZE
+from gguf2st.header.respelling import Respelling
 
 if TYPE_CHECKING:
     from gguf2st.header import Header, Source

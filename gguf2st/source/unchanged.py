@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gguf2st.errors import OutputError, SourceError, unreadable
-from gguf2st.output import PARTIAL
+from gguf2st.output.folder import PARTIAL
 
 
 def identity(files: Sequence[Path]) -> list[tuple[int, ...]]:

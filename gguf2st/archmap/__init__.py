@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st import config
+from gguf2st.archmap.expr import Expression
 from gguf2st.errors import MapError
-from gguf2st.expr import Expression
 from gguf2st.ops import OPS, PART
 from gguf2st.quants.layout import INT64
 

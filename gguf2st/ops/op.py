@@ -1,4 +1,4 @@
-"""What an op of the tensor algebra is, and the registry that `ops.py` fills."""
+"""What an op of the tensor algebra is, and the registry that the package fills."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence

@@ -11,8 +11,8 @@ from typing import Any
 
 from gguf2st.config.pooling import MODULES_FILE, POOLING_FILE
 from gguf2st.hub.provenance import PROVENANCE_FILE
+from gguf2st.output.shards import INDEX_FILE
 from gguf2st.plan import SHARD_NAME
-from gguf2st.shards import INDEX_FILE
 from gguf2st.tokenizer.copied import TOKENIZER_FILES
 from gguf2st.tokenizer.templates import TEMPLATE_DIR
 

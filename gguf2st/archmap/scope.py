@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gguf2st import config, expr, keys
-from gguf2st.archmap import ArchMap
+from gguf2st import config
+from gguf2st.archmap import ArchMap, expr
+from gguf2st.archmap.expr import MISSING, Expression
 from gguf2st.errors import CoverageError, MapError, SourceError, unreadable
-from gguf2st.expr import MISSING, Expression
-from gguf2st.header import Header, Source
-from gguf2st.keys import brief
+from gguf2st.header import Header, Source, keys
+from gguf2st.header.keys import brief
 from gguf2st.source import open_file
 
 SMALL_NBYTES = 1 << 16
@@ -114,7 +114,7 @@ class MapScope:
         """Metadata value of `<arch>.<key>`, else of `<key>` for what stands below no architecture, or None.
 
         Raises:
-            MapError: no such key exists, or the value is not what it holds (keys.py).
+            MapError: no such key exists, or the value is not what it holds (header/keys.py).
         """
         keys.require_key(key)
         full = f"{self.header.arch}.{key}"

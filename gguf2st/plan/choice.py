@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from gguf2st import parallel, vllm_modules
 from gguf2st.errors import UsageError
 from gguf2st.fold import fold, listing
 from gguf2st.ops import OPS
-from gguf2st.plan import DENSE, DTYPES, GPT_OSS, Entry, Plan, template
+from gguf2st.plan import DENSE, DTYPES, GPT_OSS, Entry, Plan, parallel, template, vllm_modules
+from gguf2st.plan.scales import scale_of
 from gguf2st.quants.layout import TYPES
-from gguf2st.scales import scale_of
 from gguf2st.schemes import MODES, SCHEMES, is_exact, targets
 
 EXACT, BOUNDED, DEQUANTIZED, CAST = "the same numbers", "requantized", "dequantized", "cast"

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from gguf2st.shards import output_error
+from gguf2st.output.shards import output_error
 
 
 def sha256_of(path: Path) -> str:
