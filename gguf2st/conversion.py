@@ -18,9 +18,9 @@ from gguf2st.header import read_header
 from gguf2st.hub import local_folder
 from gguf2st.hub.provenance import PROVENANCE_FILE, make_provenance
 from gguf2st.output.digests import sha256_of
-from gguf2st.output.folder import check_target
 from gguf2st.output.shards import INDEX_FILE, index_json, write_text
 from gguf2st.output.small_files import configurations, plan_tokenizer, tokenizer_metadata
+from gguf2st.output.target import check_target
 from gguf2st.plan import Plan
 from gguf2st.plan.planning import DEFAULT_SHARD_NBYTES, make_plan
 from gguf2st.report import Report, make_report

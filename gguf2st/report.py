@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gguf2st import __version__
 from gguf2st.fold import fold, listing
-from gguf2st.plan import DENSE, Entry, Plan, template
+from gguf2st.plan import DENSE, Entry, Plan
 from gguf2st.plan.choice import decisions, is_exact_entry
 from gguf2st.quants.layout import TYPES
 from gguf2st.verification import Verification
@@ -161,20 +161,6 @@ def type_rows(plan: Plan, rmses: Mapping[str, float] | None = None) -> tuple[Typ
         for q, scheme, dtype, result in [key]
     ]
     return tuple(sorted(rows, key=lambda r: -r.nbytes))
-
-
-def folded_rmse(rmses: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Folded modules -> the least and the greatest relative rmse among them."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in rmses:
-        groups[template(name)].append(name)
-    return {
-        ", ".join(fold(name.rpartition(".")[0] for name in names)): (
-            min(rmses[name] for name in names),
-            max(rmses[name] for name in names),
-        )
-        for names in groups.values()
-    }
 
 
 def _underflow(lost: Mapping[str, float]) -> Iterator[str]:

@@ -23,6 +23,12 @@ COMPLETION = {"choices": [{"index": 0, "text": " Paris", "logprobs": LOGPROBS, "
 MESSAGE = {"role": "assistant", "content": "The"}
 CHAT = {"choices": [{"index": 0, "message": MESSAGE, "logprobs": {"content": [{"token": "The", "logprob": -1.81}]}}]}
 
+POOLED = {
+    "/score": {"data": [{"index": 0, "score": 0.75}, {"index": 1, "score": 0.25}]},
+    "/classify": {"data": [{"index": 0, "label": "no", "probs": [0.25, 0.75], "num_classes": 2}]},
+    "/v1/embeddings": {"data": [{"index": 0, "embedding": [0.6, -0.8, 0.0]}]},
+}
+
 
 def option(name: str) -> str:
     return sys.argv[sys.argv.index(name) + 1]
@@ -60,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("stream"):
             self.stream()
         else:
-            self.answer(200, CHAT if "chat" in self.path else COMPLETION)
+            answers = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT, **POOLED}
+            self.answer(200 if self.path in answers else 404, answers.get(self.path, "no such path"))
 
     def answer(self, status: int, body: Any) -> None:
         raw = (body if isinstance(body, str) else json.dumps(body)).encode()

@@ -35,7 +35,7 @@ def test_a_manifest_in_another_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gguf2st", "batch", "inner/models.toml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (inner / "tiny" / "config.json").is_file()
+    assert (inner / "tiny-safetensors" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

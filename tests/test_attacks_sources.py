@@ -67,7 +67,7 @@ def test_shards_named_in_capitals(tmp_path: Path) -> None:
     paths = _split(tmp_path, {}, "M-0000{n}-OF-00002.GGUF")
     assert list(find_files(paths[1])) == list(find_files(tmp_path)) == paths
     paths[0].unlink()
-    with pytest.raises(SourceError, match=r"1 of 2 shards are missing: M-00001-OF-00002\.GGUF"):
+    with pytest.raises(SourceError, match=r"1 of 2 shards is missing: M-00001-OF-00002\.GGUF"):
         find_files(paths[1])
 
 

@@ -14,10 +14,12 @@ import pytest
 
 import gguf2st
 from gguf2st.batch.manifest import read_manifest
+from gguf2st.batch.sources import is_manifest, read_sources
 from gguf2st.batch.state import Result, StateFile
 from gguf2st.cli.batch import _options, _problem
-from gguf2st.errors import OutputError, UsageError
+from gguf2st.errors import Gguf2stError, OutputError, UsageError
 from gguf2st.output.folder import PARTIAL
+from gguf2st.source import locate
 from tests.hub_server import WRITER, HubServer
 from tests.make_gguf import tiny_llama
 from tests.oracle.terminal import completed
@@ -176,13 +178,13 @@ def test_a_crash_ends_one_model_only(folder: Path) -> None:
     assert rows["first"]["exit_code"] == -9
     assert "memory" in rows["first"]["hint"]
     assert rows["second"]["status"] == "done"
-    partial = folder / f"first{PARTIAL}"
+    partial = folder / f"first-safetensors{PARTIAL}"
     kept = {p.name: p.stat().st_mtime_ns for p in partial.glob("*.safetensors")}
     assert len(kept) == 1
     rows = _results(path, "--retry-failed")
     assert rows["counts"]["done"] == 2
     name, written = next(iter(kept.items()))
-    assert (folder / "first" / name).stat().st_mtime_ns == written, "a finished shard is not written again"
+    assert (folder / "first-safetensors" / name).stat().st_mtime_ns == written, "a finished shard is not written again"
 
 
 def test_a_model_whose_machine_failed_is_tried_again(folder: Path) -> None:
@@ -192,10 +194,10 @@ def test_a_model_whose_machine_failed_is_tried_again(folder: Path) -> None:
     rows = _results(path, code=9, **_stalling(folder, died))
     assert (rows["first"]["status"], rows["first"]["exit_code"]) == ("failed", 10)
     assert rows["second"]["status"] == "done"
-    (folder / "second" / "flag").touch()
+    (folder / "second-safetensors" / "flag").touch()
     rows = _results(path)
     assert rows["counts"] == {"done": 2, "failed": 0, "stopped": 0, "waiting": 0}
-    assert (folder / "second" / "flag").exists(), "what was done is not done again"
+    assert (folder / "second-safetensors" / "flag").exists(), "what was done is not done again"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
@@ -240,7 +242,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(folder: Path) -> None
     statuses = {row["name"]: row["status"] for row in json.loads((folder / "r.json").read_text())["models"]}
     assert statuses == {"first": "stopped", "second": "waiting"}
     assert asked.exists(), "the conversion was asked to end, not killed"
-    assert not (folder / "first").exists()
+    assert not (folder / "first-safetensors").exists()
     rows = _results(path)
     assert rows["counts"]["done"] == 2
     assert "1 of 4 shards were finished by an earlier run" in " ".join(rows["first"]["report"]["notes"])
@@ -272,14 +274,14 @@ def test_models_are_uploaded_and_a_failed_upload_converts_nothing_again(
     rows = _results(path, code=9, **environment)
     assert "not today" in rows["first"]["error"]
     assert rows["first"]["exit_code"] == 8
-    written = (folder / "first" / "config.json").stat().st_mtime_ns
+    written = (folder / "first-safetensors" / "config.json").stat().st_mtime_ns
     assert rows["second"]["status"] == "done"
     assert rows["second"]["output"] is None
-    assert not (folder / "second").exists()
+    assert not (folder / "second-safetensors").exists()
     assert "model.safetensors" in hub.files("tester/second")
     rows = _results(path, "--retry-failed", **environment)
     assert rows["first"]["pushed"]["repo"] == "tester/first"
-    assert (folder / "first" / "config.json").stat().st_mtime_ns == written
+    assert (folder / "first-safetensors" / "config.json").stat().st_mtime_ns == written
     assert hub.store.repos["tester/first"].private
     assert rows["counts"]["done"] == 2
     assert WRITER not in path.with_name("models.state.jsonl").read_text()
@@ -307,8 +309,8 @@ def test_the_disk_is_looked_at_before_each_model(folder: Path) -> None:
     rows = json.loads(done.stdout)["models"]
     assert rows[0]["error"] == "no space left: 186.8 kB are needed, 180.0 kB are free"
     assert rows[0]["exit_code"] == 6
-    assert not (folder / "good").exists()
-    assert not (folder / f"good{PARTIAL}").exists()
+    assert not (folder / "good-safetensors").exists()
+    assert not (folder / f"good-safetensors{PARTIAL}").exists()
     assert rows[1]["exit_code"] == 3
 
 
@@ -505,7 +507,7 @@ def test_a_line_that_a_crash_cut_short_hides_nothing(tmp_path: Path) -> None:
 
 def test_one_manifest_is_run_once_at_a_time(folder: Path) -> None:
     path = _manifest(folder, TWO)
-    with StateFile(path), pytest.raises(OutputError, match="another batch runs this manifest"), StateFile(path):
+    with StateFile(path), pytest.raises(OutputError, match="another batch is at work with it"), StateFile(path):
         pass
     with StateFile(path):
         assert "another batch" in _run(path, code=6).stderr
@@ -515,3 +517,92 @@ def test_the_example_is_a_manifest() -> None:
     example = Path(__file__).resolve().parent.parent / "docs" / "batch.toml"
     manifest = read_manifest(example, _options(), _problem)
     assert len(manifest.models) >= 3
+
+
+# --- without a manifest
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two models of one name, a companion of one of them, and a split."""
+    folder = tmp_path / "models"
+    (folder / "org").mkdir(parents=True)
+    tiny_llama(folder / "b.gguf")
+    for name in ("b.gguf", "mmproj-F16.gguf"):
+        (folder / "org" / name).write_bytes((folder / "b.gguf").read_bytes())
+    return folder
+
+
+def test_a_folder_of_models(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models.parent)
+    rows = json.loads(completed("batch", "models", "--json", "-", cwd=models.parent).stdout)
+    assert rows["counts"]["done"] == 2, "the projector is no model"
+    assert rows["manifest"] is None
+    places = {row["name"]: row["output"] for row in rows["models"]}
+    assert places == {
+        "models-b": str(models / "b-safetensors"),
+        "org-b": str(models / "org/b-safetensors"),
+    }, "where convert puts them"
+    assert {str(locate(models / name).output) for name in ("b.gguf", "org/b.gguf")} == set(places.values())
+    assert (models.parent / "gguf2st-batch.state.jsonl").is_file()
+    before = (models / "b-safetensors/model.safetensors").stat().st_mtime_ns
+    (models / "org/b-safetensors/config.json").unlink()
+    again = completed("batch", "models", cwd=models.parent)
+    assert (models / "b-safetensors/model.safetensors").stat().st_mtime_ns == before, "done stays done"
+    assert "2 done" in again.stdout
+
+
+def test_several_sources(models: Path) -> None:
+    done = completed("batch", "b.gguf", "gone.gguf", "org/mmproj-F16.gguf", cwd=models)
+    assert done.returncode == 9
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["b", "done"], ["gone", "failed"]]
+    assert "gone.gguf: no such file" in done.stdout
+    assert (models / "b-safetensors").is_dir()
+
+
+def test_shards_are_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    (model,) = read_sources(sorted(path.name for path in tmp_path.iterdir()), _problem).models
+    assert (model.name, model.src) == ("m", "m-00001-of-00002.gguf")
+    assert model.output == tmp_path / "m-safetensors"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a.toml", "b.gguf"), "a.toml is a manifest: a batch has one of them, or sources"),
+        (("empty",), "empty: no GGUF file is in this folder, nor one level down"),
+        (("mmproj.gguf",), "mmproj.gguf: no model is here"),
+        (("b.gguf", "./b.gguf", "org/m:Q8_0", "org/m:Q8_0"), "2 models have the name 'org-m-Q8_0'"),
+    ],
+)
+def test_sources_that_make_no_sense(
+    names: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("b.gguf", "mmproj.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Gguf2stError) as caught:
+        is_manifest(names) or read_sources(names, _problem)
+    assert caught.value.message.startswith(message)
+
+
+def test_what_is_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    (tmp_path / "text").write_text("[[model]]")
+    names = ("absent.toml", "text", "m.gguf", "blob", "", "absent.gguf")
+    assert [is_manifest([str(tmp_path / name)]) for name in names] == [True, True, False, False, False, False]
+
+
+def test_outputs_by_default_are_those_of_convert(models: Path) -> None:
+    text = "[[model]]\nsrc = 'b.gguf'\n[[model]]\nsrc = 'org/b.gguf'\nname = 'x'\n[[model]]\nsrc = 'me/repo:Q4_0'\n"
+    manifest = read_manifest(_manifest(models, text), _options(), _problem)
+    assert [model.output for model in manifest.models] == [
+        locate(models / "b.gguf").output,
+        models / "org/x-safetensors",
+        models / "repo-Q4_0-safetensors",
+    ]

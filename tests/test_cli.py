@@ -16,7 +16,7 @@ import pytest
 
 import gguf2st
 from gguf2st.archmap.mapfile import maps_folder
-from gguf2st.cli import cli
+from gguf2st.cli import cli, lines
 from tests.make_gguf import tiny_gemma3, tiny_llama, write_gguf
 from tests.oracle.terminal import GGUF2ST, SLOW, Done, interrupted, on_terminal, run
 
@@ -514,3 +514,62 @@ def test_float16_is_advised_against_where_it_overflows(tmp_path: Path) -> None:
     noted = run("convert", gemma, "--dtype", "float16", "--dry-run")
     assert "note: float16: its activations overflow" in noted.out
     assert "note: float16" not in run("convert", gemma, "--dry-run").out
+
+
+# --- Lines -------------------------------------------------------------------------------------------------------
+
+
+def test_long_lines_are_broken_on_a_terminal_only(source: Path) -> None:
+    """The terminal has 100 columns; what follows in a column begins where the column does."""
+    shown = click.unstyle(on_terminal("check", source).out).splitlines()
+    assert max(map(len, shown)) <= 100
+    first = next(i for i, line in enumerate(shown) if line.startswith("  repack "))
+    assert shown[first + 1].startswith(" " * 12 + shown[first + 1].strip()[0])
+    piped = run("check", source).out.splitlines()
+    (whole,) = [line for line in piped if line.startswith("  repack ")]
+    assert len(whole) > 100
+    assert " ".join(" ".join(shown[first:]).split()).startswith(" ".join(whole.split()))
+
+
+def test_table_and_line_break_before_the_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("a", "one two three four five six seven"), ("bcd", "short")]
+    assert lines.table(rows, width=31) == ("  a    one two three four five\n       six seven\n  bcd  short")
+    assert lines.table(rows) == "  a    one two three four five six seven\n  bcd  short"
+    assert lines.table(rows, width=20) == lines.table(rows), "too narrow to help"
+    monkeypatch.setattr(lines, "terminal_width", lambda: 30)
+    lines.echo_line("  note: one two three four five six")
+    assert capsys.readouterr().out == "  note: one two three four\n    five six\n"
+    lines.echo_table([], "rows")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_without_tensors_has_no_table(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {})
+    done = run("inspect", tmp_path / "m.gguf")
+    assert "0 tensors, 0 parameters, 0 B\nmetadata\n" in done.out
+
+
+def test_plan_says_each_problem_once(tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "m.gguf", drop=["blk.0.attn_q.weight", "output_norm.weight"])
+    done = run("plan", source)
+    assert done.code == 4
+    for name in ("blk.0.attn_q.weight", "output_norm.weight"):
+        assert sum(name in line for line in done.err.splitlines()) == 1, done.err
+    assert "problem" not in done.out
+
+
+@pytest.mark.parametrize("command", ["check", "inspect", "plan", "convert"])
+def test_the_hint_about_several_models_suits_each_command(command: str, tmp_path: Path) -> None:
+    for name in ("m.Q4_0.gguf", "m.Q8_0.gguf"):
+        tiny_llama(tmp_path / name)
+    done = run(command, tmp_path)
+    hint = f"hint: name one, such as: {tmp_path}:Q4_0"
+    assert hint in done.out + done.err
+    assert run("check", f"{tmp_path}:Q4_0").code == 0
+
+
+def test_a_place_that_takes_no_folder(source: Path) -> None:
+    done = run("convert", source, "-o", "/proc/x")
+    assert_error(done, 6, "/proc/x.partial cannot be written: No such file or directory", "takes no files of ours")

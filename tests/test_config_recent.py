@@ -145,8 +145,8 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
         lambda: latent.glm5_layers(Scope({"attention.head_count_kv": [0], "attention.layer_norm_epsilon": 1e-5}), 1),
         "1e-6",
     ),
-    "Hunyuan 4 without a list of indexers": (lambda: latent.hy_v4_layers(Scope({}), 2), "for 2 layers"),
-    "latent attention without its widths": (lambda: latent.latent_widths(Scope({})), "latent attention"),
+    "Hunyuan 4 without a list of indexers": (lambda: latent.hy_v4_layers(Scope({}), 2), "2 items, one for each layer"),
+    "latent attention without its widths": (lambda: latent.latent_widths(Scope({})), "a number for each was expected"),
     "Ling 3 with latent layers here and there": (
         lambda: latent.ling3_layers(Scope({"attention.head_count_kv": [0, 1, 1, 0]}), 4),
         "not every n-th",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
@@ -277,6 +278,29 @@ def test_another_tokenizer(
         ids = [[e.ids for e in t.encode_batch(texts)] for t in (one, other)]
         assert ids[0] != ids[1] or one.decode(ids[0][0]) != other.decode(ids[0][0]), "not another tokenizer at all"
     assert found(gguf2st.verify(folder, sources["llama"])), case
+
+
+@pytest.mark.parametrize("ends", ["\r\n", "\r", "\n"])
+def test_a_template_with_line_ends_of_another_system(ends: str, tmp_path: Path) -> None:
+    """It is written as it stands, and is the same to jinja2 with others; another word between them is not."""
+    text = "{{ bos_token }}\n{% for m in messages %}\n{{ m.content }}\n{% endfor %}\nend\n".replace("\n", ends)
+    source = tiny_model(tmp_path / "m.gguf", "llama", layers=1, extra_metadata={"tokenizer.chat_template": text})
+    folder = tmp_path / "made"
+    gguf2st.convert(source, folder)
+    path = folder / "chat_template.jinja"
+    assert path.read_bytes() == text.encode()
+    assert gguf2st.verify(folder, source).problems == ()
+
+    said = {"bos_token": "<s>", "messages": [{"content": "a"}, {"content": "b"}]}
+    rendered = {}
+    for other in ("\r\n", "\r", "\n"):
+        path.write_bytes(text.replace(ends, other).encode())
+        rendered[other] = jinja2.Template(path.read_bytes().decode()).render(said)
+        assert gguf2st.verify(folder, source).problems == ()
+    assert len(set(rendered.values())) == 1
+    path.write_bytes(text.replace(ends, f"{ends}{ends}").encode())
+    assert jinja2.Template(path.read_bytes().decode()).render(said) not in rendered.values()
+    assert found(gguf2st.verify(folder, source))
 
 
 def test_the_same_tokenizer_in_other_words(made: dict[str, Path], sources: dict[str, Path], tmp_path: Path) -> None:

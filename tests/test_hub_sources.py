@@ -155,7 +155,7 @@ def test_the_listed_commands_work(hub: HubServer, tmp_path: Path) -> None:
     sources = [re.sub(r" \(4 B\)$", "", line) for line in listed["problems"]]
     taken = [found["files"][0].split("/", 4)[-1] for found in locate(hub, tmp_path, *sources)]
     assert sorted(taken) == sorted(names)
-    assert listed["hint"].removeprefix("name one, such as: gguf2st convert ") in sources
+    assert listed["hint"].removeprefix("name one, such as: ") in sources
 
 
 BARREN: dict[str, tuple[list[str], list[str]]] = {
@@ -165,7 +165,7 @@ BARREN: dict[str, tuple[list[str], list[str]]] = {
     "nothing": ([], ["it holds nothing", "-GGUF"]),
     "shards": (
         ["m-00001-of-00003.gguf", "m-00003-of-00003.gguf"],
-        ["1 of 3 shards are missing: m-00002-of-00003.gguf"],
+        ["1 of 3 shards is missing: m-00002-of-00003.gguf"],
     ),
 }
 
@@ -434,7 +434,7 @@ REFUSALS: dict[str, tuple[str, str | None, int, list[str]]] = {
     "gated, no token": ("org/gated", None, 8, ["org/gated is gated", "accept its terms"]),
     "revision": ("hf://org/open@v9", WRITER, 8, ["org/open has no revision 'v9'", "leave out the revision"]),
     "file": ("hf://org/open/absent.gguf", WRITER, 3, ["org/open has no file or folder 'absent.gguf'", "org/open:Q8_0"]),
-    "quant": ("org/open:Q4_K_M", WRITER, 3, ["org/open has no Q4_K_M", "gguf2st convert org/open:Q8_0"]),
+    "quant": ("org/open:Q4_K_M", WRITER, 3, ["org/open has no Q4_K_M", "name one, such as: org/open:Q8_0"]),
     "kind": ("hf://org/open/README.md", WRITER, 3, ["README.md is not a GGUF file"]),
     "name": ("hf://org/re--po", WRITER, 8, ["org/re--po"]),
     "pointer": ("hf://org/open/pointer.gguf", WRITER, 3, ["Git LFS pointer"]),
@@ -564,7 +564,7 @@ def test_serving_converts_a_model_of_the_hub_once(hub: HubServer, tmp_path: Path
     hub.add("org/m-GGUF", {"m.Q8_0.gguf": tiny, "m.Q4_0.gguf": tiny})
     program = """
 from gguf2st.serving import launch
-folder, new = launch.checkpoint("org/m-GGUF:Q8_0")
+folder, new = launch.checkpoint(launch.find("org/m-GGUF:Q8_0"))
 print(folder, new, launch.model_name("org/m-GGUF:Q8_0", folder))
 """
     environment = hub.environment(tmp_path) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}

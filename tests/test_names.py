@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gguf2st.cli.common import printable
+from gguf2st.cli.lines import printable
 from gguf2st.errors import Gguf2stError, short
 from gguf2st.quoting import shell_line, shell_word
 from tests.make_gguf import tiny_llama

@@ -19,7 +19,7 @@ from gguf2st import api, conversion, tokenizer
 from gguf2st.errors import Gguf2stError, OutputError, SourceError, TokenizerError, VerifyError
 from gguf2st.hub.provenance import PROVENANCE_FILE
 from gguf2st.kernels import cpu, device
-from gguf2st.output import folder as output
+from gguf2st.output import locks
 from gguf2st.output.folder import OutputFolder
 from gguf2st.output.shards import write_text
 from gguf2st.report import Report
@@ -245,12 +245,21 @@ def test_overwriting_replaces_a_checkpoint(source: Path, tmp_path: Path) -> None
     assert sorted(os.listdir(tmp_path)) == ["m.gguf", "out", "out.replaced", "straight"]
 
 
-def test_only_a_checkpoint_is_overwritten(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_only_a_checkpoint_is_overwritten(overwrite: bool, source: Path, tmp_path: Path) -> None:
+    """Nor does the first message promise that --overwrite helps."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not a checkpoint"):
-        convert(source, tmp_path / "out", overwrite=True)
+    with pytest.raises(OutputError, match="is not a checkpoint") as caught:
+        convert(source, tmp_path / "out", overwrite=overwrite)
+    assert ("out exists already" in caught.value.message, caught.value.hint) == (
+        not overwrite,
+        "choose another folder with -o, or remove it yourself",
+    )
     assert (tmp_path / "out/thesis.txt").read_text() == "mine"
+    (tmp_path / "out/config.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"holds 'thesis\.txt', which no conversion put there"):
+        convert(source, tmp_path / "out", overwrite=overwrite)
 
 
 @pytest.mark.parametrize("finished", [0, 1])
@@ -446,7 +455,7 @@ def test_a_target_that_appears_meanwhile(source: Path, tmp_path: Path, monkeypat
 
 def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other conversion fails between our opening the journal and our locking it: we lock a removed file."""
-    real, calls = output.lock_file, []
+    real, calls = locks.lock_file, []
 
     def lock(file: Any, **how: Any) -> bool:
         calls.append(file.name)
@@ -454,7 +463,7 @@ def test_a_folder_removed_while_waiting_for_its_lock(tmp_path: Path, monkeypatch
             shutil.rmtree(tmp_path / "out.partial")
         return real(file, **how)
 
-    monkeypatch.setattr(output, "lock_file", lock)
+    monkeypatch.setattr(locks, "lock_file", lock)
     with OutputFolder(tmp_path / "out", "plan"):
         assert len(calls) == 2
         with pytest.raises(OutputError, match="another conversion"), OutputFolder(tmp_path / "out", "plan"):

@@ -123,10 +123,25 @@ def test_what_is_named_beside_the_maps_is_vllms_too() -> None:
 @pytest.mark.parametrize(
     ("scheme", "experts", "no_cpu", "text"),
     [
-        ("int4_g32", False, "", "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs"),
-        ("int4_g32", True, "", "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs with AMX"),
-        ("int4_g32", True, "a reason", "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU"),
-        ("int8_g32", False, "a reason", "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU"),
+        ("int4_g32", False, "", "GPUs from 7.5 (kernels: Marlin; Humming on 9.0) and CPUs"),
+        (
+            "int4_g32",
+            True,
+            "",
+            "GPUs from 7.5 (kernels: Marlin; Humming on 9.0) and CPUs with AMX",
+        ),
+        (
+            "int4_g32",
+            True,
+            "a reason",
+            "GPUs from 7.5 (kernels: Marlin; Humming on 9.0), no CPU",
+        ),
+        (
+            "int8_g32",
+            False,
+            "a reason",
+            "GPUs from 7.5 (kernels: Marlin; Humming on 9.0), no CPU",
+        ),
     ],
 )
 def test_packed_formats_of_such_classes(scheme: str, experts: bool, no_cpu: str, text: str) -> None:
@@ -142,7 +157,8 @@ def test_check_shows_them(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["check", str(source)])
     assert shown.exit_code == 0
     assert "--repack near gives " in shown.output
-    assert "(int4_asym_g32: GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs); not tensor parallel" in shown.output
+    told = "int4_asym_g32 runs on GPUs from 7.5 (kernels: Marlin; Humming on 9.0) and CPUs"
+    assert f"; {told}; not tensor parallel" in shown.output
     told = json.loads(CliRunner().invoke(cli, ["check", str(source), "--json"]).output)
     near, int4 = told["serving"]["repackings"]
     assert (near["mode"], int4["mode"]) == ("near", "int4")

@@ -309,7 +309,7 @@ def test_processes_with_the_same_share_divide_it_among_themselves(source: Path, 
 def test_where_a_file_system_has_no_locks_two_may_write_the_same(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "lock_file", lambda file, **how: True)
+    monkeypatch.setattr("gguf2st.output.locks.lock_file", lambda file, **how: True)
     monkeypatch.setattr("gguf2st.scaleout.folder.lock_file", lambda file, **how: True)
     path = plan_of(source, tmp_path)
     api.convert_planned(path, "1/5")

@@ -3,7 +3,7 @@
 import pytest
 
 from gguf2st.errors import SourceError
-from gguf2st.source.selection import choose, group, is_companion, label, matching
+from gguf2st.source.selection import choose, group, is_companion, label, matching, missing_shards
 
 NAMES = (
     "Qwen2.5-7B-Instruct-Q4_K_M.gguf",
@@ -84,8 +84,9 @@ def test_companions_are_no_models(name: str) -> None:
 def test_missing_shards_are_counted() -> None:
     (candidate,) = group({"m-00002-of-00003.gguf": 5})
     assert candidate.missing == ("m-00001-of-00003.gguf", "m-00003-of-00003.gguf")
-    with pytest.raises(SourceError, match=r"2 of 3 shards are missing: m-00001-of-00003.gguf"):
-        choose([candidate], "", where="here", spell=str, listing=str)
+    with pytest.raises(SourceError, match=r"here: 2 of 3 shards are missing$") as caught:
+        raise missing_shards("here", candidate, hint="")
+    assert caught.value.problems == candidate.missing
 
 
 @pytest.mark.parametrize(("text", "example"), [("IQ4_XXS", "IQ4_XS"), ("Q6_L", "Q6_K"), ("nonsense", "Q4_K_M")])

@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gguf2st.errors import Gguf2stError, ServeError, UsageError, VerifyError
+import gguf2st
+from gguf2st.cli.summary import show_done
+from gguf2st.errors import Gguf2stError, ServeError, SourceError, UsageError, VerifyError
 from gguf2st.kernels import cpu, device
 from gguf2st.serving import arguments, launch, preflight, watch
 from gguf2st.serving.causes import ADVICE, CauseReader, advise, is_echo
@@ -175,7 +177,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(fake: Fake) -> None:
 def test_no_vllm_is_said_before_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServeError, match="no vllm on PATH"):
-        next(serve(ServeOptions(str(tmp_path / "model.gguf"), port=0)))
+        next(serve(ServeOptions(str(tiny_model(tmp_path / "model.gguf")), port=0, cache=tmp_path / "cache")))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_model_is_said_before_no_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceError, match="no such file"):
+        next(serve(ServeOptions(str(tmp_path / "nope"), port=0)))
 
 
 def test_an_interpreter_without_vllm_is_named() -> None:
@@ -433,11 +442,90 @@ def test_smoke_refuses_bad_answers(fake: Fake, path: str, answer: list[Any], mon
     assert "Error(" not in err.message, "no bare exception"
 
 
+RERANKER = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes"}}
+POOLING: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
+    "score": (RERANKER, (), "/score", "-> 0.7500 for 'The capital of France is Paris.', 0.2500 for 'Water boils"),
+    "classify": ({"architectures": ["BertForSequenceClassification"]}, (), "/classify", "-> label 1 of 2, with 0.7500"),
+    "embed": ({"architectures": ["BertModel"]}, (), "/v1/embeddings", "-> a vector of 3 finite numbers"),
+}
+POOLING["embed by modules.json"] = (CONFIG, ("modules.json",), *POOLING["embed"][2:])
+
+
+@pytest.mark.parametrize(("config", "files", "path", "said"), POOLING.values(), ids=POOLING.keys())
+def test_smoke_of_a_model_that_generates_nothing(
+    fake: Fake, config: dict[str, Any], files: tuple[str, ...], path: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Completions have no answer there."""
+    monkeypatch.setattr("gguf2st.serving.session.DEATH_S", 0.1)
+    (fake.model / "config.json").write_text(json.dumps(config))
+    for name in files:
+        (fake.model / name).write_text("[]")
+    refused = [404, "does not support it"]
+    fake.does(answers={"/v1/completions": refused, "/v1/chat/completions": refused})
+    events = list(serve(fake.options(smoke=True)))
+    (answer,) = [e for e in events if e.kind == "smoke"]
+    assert said in answer.text
+    assert answer.detail["logprobs"] == ()
+    assert events[-1].text == "the model answers"
+    for bad in ("NaN", "null"):
+        body = f'{{"data": [{{"score": {bad}, "probs": [{bad}], "embedding": [{bad}]}}]}}'
+        fake.does(answers={path: [200, body]})
+        _, err = failure(fake.options(smoke=True))
+        assert "1 numbers of 1 that are not finite" in err.message
+
+
+def command_of(fake: Fake, **options: Any) -> list[str]:
+    events = serve(fake.options(**options))
+    command = next(e for e in events if e.kind == "command").detail["command"]
+    events.close()
+    return [*command]
+
+
+def test_the_prompt_of_a_reranker_is_passed_on(fake: Fake) -> None:
+    fake.does()
+    template = fake.model / "additional_chat_templates/rerank.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ messages }}")
+    assert "--chat-template" not in command_of(fake), "no reranker"
+    (fake.model / "config.json").write_text(json.dumps(RERANKER))
+    command = command_of(fake)
+    assert command[command.index("--chat-template") + 1] == str(template)
+    for given in (("--chat-template", "mine.jinja"), ("--chat_template=mine.jinja",)):
+        assert str(template) not in command_of(fake, vllm_arguments=given)
+    template.unlink()
+    assert "--chat-template" not in command_of(fake)
+
+
+def test_convert_shows_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tiny_model(tmp_path / "m.gguf"), tmp_path / "out"
+    report = gguf2st.convert(source, out)
+    show_done(report, str(source), None)
+    assert capsys.readouterr().out.endswith(f"vllm serve {out}\n")
+    (out / "config.json").write_text(json.dumps(RERANKER))
+    (out / "additional_chat_templates").mkdir()
+    (out / "additional_chat_templates/rerank.jinja").write_text("{{ messages }}")
+    show_done(report, str(source), None)
+    assert capsys.readouterr().out.endswith(
+        f"vllm serve {out} --chat-template {out}/additional_chat_templates/rerank.jinja\n"
+    )
+
+
+def test_the_request_that_is_shown_suits_the_model(fake: Fake) -> None:
+    (fake.model / "config.json").write_text(json.dumps(RERANKER))
+    fake.does()
+    with subprocess.Popen(fake.command(), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+    assert "/score -H" in lines[1]
+    assert '"queries": "What is the capital of France?"' in lines[1]
+
+
 def test_smoke_says_why_the_engine_died_rather_than_that_no_answer_came(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.does(dying=vllm_logs.worker_killed())
-    monkeypatch.setattr("gguf2st.serving.smoke.PROMPT", "DIE")
+    monkeypatch.setattr("gguf2st.serving.tasks.PROMPT", "DIE")
     _, err = failure(fake.options(smoke=True))
     assert "Worker proc VllmWorker-0 died unexpectedly" in err.message
 
@@ -578,7 +666,7 @@ def test_a_conversion_to_serve_leaves_the_device_to_vllm(tmp_path: Path, monkeyp
     asked: list[str] = []
     monkeypatch.setattr(device, "decoder", lambda name: asked.append(name) or cpu.dequantize)
     monkeypatch.setattr(device, "_cuda_devices", lambda: 1)
-    folder, converted = launch.checkpoint(tiny_model(tmp_path / "m.gguf"), cache=tmp_path / "cache")
+    folder, converted = launch.checkpoint(launch.find(tiny_model(tmp_path / "m.gguf")), cache=tmp_path / "cache")
     assert converted
     assert (folder / "config.json").exists()
     assert asked == ["cpu"]

@@ -96,8 +96,10 @@ def test_missing_shards_are_named(folder: Path, there: list[str], by_folder: boo
     paths = put(folder, *names)
     absent = [name for name in SHARDS if name not in names]
     caught = error(folder if by_folder else paths[0])
-    assert f"{len(absent)} of 3 shards are missing" in caught.message
-    assert caught.problems == tuple(absent)
+    one = f"1 of 3 shards is missing: {absent[0]}"
+    assert caught.message.endswith(one if len(absent) == 1 else "2 of 3 shards are missing"), caught.message
+    assert caught.problems == (() if len(absent) == 1 else tuple(absent)), "each is said once"
+    assert caught.hint == f"download the missing shards into {folder}"
 
 
 def test_very_many_missing_shards_are_counted(folder: Path) -> None:
@@ -119,7 +121,7 @@ def test_several_models_are_listed_with_sizes(folder: Path) -> None:
         "big-00001-of-00003.gguf (72 B, 3 shards)",
         "model.Q4_K_M.gguf (2.5 MB)",
     )
-    assert f"gguf2st convert {folder} --select Q4_K_M" in caught.hint
+    assert caught.hint == f"name one, such as: {folder}:Q4_K_M", "for every command"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_selection_that_fits_none_or_several(folder: Path, select: str) -> Non
     caught = error(f"{folder}:{select}")
     assert select in caught.message
     assert len(caught.problems) == 2
-    assert "--select Q4_K_M" in caught.hint
+    assert caught.hint == f"name one, such as: {folder}:Q4_K_M"
 
 
 def test_nothing_is_selected_from_one_file(folder: Path) -> None:
@@ -211,6 +213,17 @@ def test_a_slip_in_a_name(folder: Path, monkeypatch: pytest.MonkeyPatch, typed: 
     caught = error(typed)
     assert caught.message == f"{typed}: no such file or folder"
     assert meant in caught.hint
+
+
+@pytest.mark.parametrize(("typed", "others"), [("nope.gguf", ["lora.gguf"]), ("a.gguf", ["b.gguf", "c.gguf"])])
+def test_a_suffix_alone_makes_no_name_near(folder: Path, typed: str, others: list[str]) -> None:
+    put(folder, *others)
+    assert error(folder / typed).hint == f"{folder} holds {', '.join(others)}"
+
+
+def test_of_two_names_the_kind_that_was_meant(folder: Path) -> None:
+    put(folder, "model.gguf", "model.bak/x.gguf", "model/x.gguf")
+    assert error(folder / "modell.gguf").hint.startswith(f"did you mean {folder / 'model.gguf'}")
 
 
 @pytest.mark.parametrize("typed", ["/no/such/place/x.gguf", "x", "a/b/c/d.gguf", "a/b/c", "nul\0byte", "x.gguf/y.gguf"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from gguf2st import api
 from gguf2st.cli.check import command as check
@@ -15,9 +17,11 @@ from gguf2st.header import read_header
 from gguf2st.tokenizer import build_tokenizer, plan_tokenizer, special_tokens, with_pretokenizer
 from gguf2st.tokenizer.evidence import SIGNATURES, resolve
 from gguf2st.tokenizer.pretokenizers import BY_NAME, RAW_TEXT
+from tests.make_gguf import tiny_llama
 from tests.oracle.llamacpp import LlamaCpp
 from tests.tokenizer_corpus import corpus
 from tests.vocabularies import (
+    BYTE_CHARACTERS,
     FILES,
     SPACE,
     byte_level,
@@ -110,6 +114,31 @@ def test_sep_goes_between_two_texts_of_byte_level_bpe(tmp_path: Path) -> None:
     tokenizer = load(write_files(tmp_path, metadata))
     assert tokenizer("h", "e")["input_ids"] == [258, 71, 259, 259, 68, 259]
     assert differing(tmp_path / "v.gguf", metadata, ["he", "</s>he"]) == []
+
+
+def test_bytes_without_a_token(tmp_path: Path) -> None:
+    """Both leave them out. What is left is joined by `tokenizers`, which the originals use, and not by llama.cpp."""
+    metadata = byte_level()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    tokens[tokens.index("Z")] = "unused"
+    assert "no token for 1 bytes of ordinary texts (0x5A (Z))" in " ".join(build_tokenizer(metadata).notes)
+    assert differing(tmp_path / "v.gguf", metadata, ["he", "hel Zoo", "Z", "ZZh"]) == []
+    ours = load(tmp_path / "v")
+    h, e, he = (tokens.index(token) for token in ("h", "e", "he"))
+    with LlamaCpp(tmp_path / "v.gguf", vocab_only=True) as model:
+        assert model.tokenize("hZe", add_special=True) == [h, e]
+    assert ours("hZe")["input_ids"] == [he]
+    original = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("h", "e")]))
+    assert original.encode("hZe").ids == [he]
+
+
+@pytest.mark.parametrize("name", ["falcon", "gpt-neox", "mpt", "refact", "starcoder", "smollm2"])
+def test_real_vocabularies_lack_bytes_of_no_ordinary_text(name: str) -> None:
+    metadata = read_header([fetched(FILES[name])]).metadata
+    assert not any("bytes of ordinary texts" in note for note in plan_tokenizer(metadata).notes)
+    tokens = set(metadata["tokenizer.ggml.tokens"])  # type: ignore[call-overload]
+    assert any(char not in tokens for char in BYTE_CHARACTERS)  # or it proves nothing
 
 
 # --- Unigram -----------------------------------------------------------------------------------------------------
@@ -238,9 +267,9 @@ def test_a_name_that_is_none() -> None:
 
 
 def test_check_takes_the_name_from_the_user(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "v.gguf", byte_level(pre="never-heard-of"))
-    said = "tokenizer.ggml.pre 'never-heard-of' is not supported"
-    assert said in [line for _, line in api.problems(path)]
+    path = tiny_llama(tmp_path / "v.gguf", layers=1, extra_metadata={"tokenizer.ggml.pre": "never-heard-of"})
+    said = "tokenizer.ggml.pre 'never-heard-of' is not supported: available: "
+    assert [line.startswith(said) for _, line in api.problems(path)] == [True]
     assert not any("tokenizer" in line for _, line in api.problems(path, tokenizer_pre="gpt-2"))
     shown = CliRunner().invoke(check, [str(path), "--tokenizer-pre", "gpt-3"])
     assert shown.exit_code == TokenizerError.exit_code

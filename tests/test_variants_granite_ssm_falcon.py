@@ -168,7 +168,6 @@ def _changed(case: str, keys: dict[str, Any]) -> Header:
     ("case", "keys", "message"),
     [
         ("granite", {"rope.scaling.finetuned": False}, "without a rotary embedding"),
-        ("granite", {"attention.scale": None}, "attention.scale"),
         ("granite", {"expert_count": 4}, "with experts"),
         ("granite", {"attention.key_length": 32}, "hidden / heads"),
         ("granitemoe", {"expert_used_count": 5}, "experts are used"),

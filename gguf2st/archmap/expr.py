@@ -6,9 +6,11 @@ An expression is a whitelisted subset of Python, parsed once and evaluated many 
     [heads * head_dim, hidden]
     has('output.weight')
 
-`a or b` is the fallback chain: a name that the file lacks counts as false there, and so do 0 and an empty list.
-Anywhere else a missing name is an error that names it. Arithmetic is for numbers only: a text or a list times a number
-is an error, not a repetition. Nothing outside the whitelist is ever evaluated.
+`a or b` is the fallback chain: b only where the file lacks a. A value that the file has is never replaced, be it 0,
+false or an empty list; where 0 means that there is none, `nonzero(a) or b` says so. A condition left of `or` that is
+no plain name, such as a comparison, is one: b where it does not hold. Anywhere else a missing name is an error that
+names it. Arithmetic is for numbers only: a text or a list times a number is an error, not a repetition. Nothing outside
+the whitelist is ever evaluated.
 """
 
 import ast
@@ -48,6 +50,8 @@ _MAX_ARGUMENT = 2**24
 _ONE_AT_A_TIME = threading.Lock()
 """Warnings are silenced for the whole process: two threads that took turns would leave them so."""
 _INDEX = re.compile(r"\{(i|e)\}")
+NONZERO = "nonzero"
+"""`nonzero(a)` is a, or missing where the file lacks a or has 0 there: the one call whose argument may be missing."""
 
 
 class Scope(Protocol):
@@ -147,6 +151,8 @@ def parse(text: str) -> Expression:
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
                 parts = [left, right]
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                if name == NONZERO and len(args) != 1:
+                    raise MapError(f"{text!r}: {NONZERO} takes one value")
                 calls.add(name)
                 parts = args
             case _:
@@ -182,11 +188,11 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
             case ast.UnaryOp(operand=operand):
                 return -number(operand)
             case ast.BoolOp(op=op, values=values):
-                stop = isinstance(op, ast.Or)
+                ends = _is_there if isinstance(op, ast.Or) else _is_false
                 out: Any = MISSING
                 for value in values:
                     out = walk(value)
-                    if _truth(out) == stop:
+                    if ends(value, out):
                         break
                 return out
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -197,6 +203,8 @@ def evaluate(expression: Expression, scope: Scope) -> Any:
                 return _within(_BINARY[type(op)](number(left), number(right)))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return _COMPARE[type(op)](present(left), present(right))
+            case ast.Call(func=ast.Name(id=name), args=[only]) if name == NONZERO:
+                return MISSING if (value := walk(only)) is None or value == 0 else value
             case ast.Call(func=ast.Name(id=name), args=args):
                 return scope.functions[name](*map(argument, args))
         raise AssertionError(ast.dump(node))  # parse() lets nothing else through
@@ -253,6 +261,13 @@ def _segment(text: str, node: ast.expr) -> str:
     return ast.get_source_segment(text, node) or type(node).__name__
 
 
-def _truth(value: Any) -> bool:
-    """Truth of a fallback candidate; a sequence counts as true when it has elements."""
-    return bool(len(value)) if hasattr(value, "__len__") else bool(value)
+def _is_there(node: ast.expr, value: Any) -> bool:
+    """Whether `or` ends at an operand: what a plain name stands for is there, whatever it is; a condition must hold."""
+    if value is MISSING or value is None:
+        return False
+    return value is not False or isinstance(node, ast.Name | ast.Attribute)
+
+
+def _is_false(node: ast.expr, value: Any) -> bool:
+    """Whether `and` ends at an operand; a sequence counts as true when it has elements."""
+    return not (len(value) if hasattr(value, "__len__") else value)

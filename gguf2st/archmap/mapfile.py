@@ -10,7 +10,7 @@ from typing import Any
 
 from gguf2st import config
 from gguf2st.archmap import INDEX, PINS, ArchMap, Equation, Group, Way
-from gguf2st.archmap.expr import Expression, parse
+from gguf2st.archmap.expr import NONZERO, Expression, parse
 from gguf2st.errors import MapError
 from gguf2st.header import keys
 from gguf2st.ops import ANY, OPS, VALUES
@@ -19,6 +19,8 @@ from gguf2st.quoting import shell_word
 
 PROBES = frozenset({"has", "rows", "cols"})
 """Functions that look at the file's tensors: whether one exists, and its last two dimensions."""
+CALLABLE = PROBES | {NONZERO} | config.FUNCTIONS.keys()
+"""What an expression of a map may call."""
 
 _MAPS = "docs/arch-maps.md says what a map may hold"
 _ARCH = re.compile(r"^\s*arch\s*=\s*[\"']+([^\"']+)[\"']", re.MULTILINE)
@@ -314,10 +316,8 @@ def _expressions(table: Mapping[str, Any]) -> dict[str, Expression]:
 
 def _expression(text: Any) -> Expression:
     expression = parse(_text(text, "expression"))
-    if unknown := sorted(expression.calls - PROBES - config.FUNCTIONS.keys()):
-        raise MapError(
-            f"{text!r}: no function {unknown[0]!r}; there are {', '.join(sorted(PROBES | config.FUNCTIONS.keys()))}"
-        )
+    if unknown := sorted(expression.calls - CALLABLE):
+        raise MapError(f"{text!r}: no function {unknown[0]!r}; there are {', '.join(sorted(CALLABLE))}")
     return expression
 
 

@@ -16,11 +16,13 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf2st.errors import UsageError
+from gguf2st.errors import Gguf2stError, UsageError
+from gguf2st.source import default_output, locate
 from gguf2st.source.selection import split_name
 
 PUSH_OPTIONS = ("push", "private", "revision", "create-pr", "message")
@@ -111,23 +113,42 @@ def read_manifest(
             hint="`gguf2st batch --help` has an example",
         )
     problems += _problems("[defaults]", defaults, known - {"src", "name"}, options)
-    models = []
-    for number, row in enumerate(rows, 1):
-        where = f"model {number}" + (f" ({row['name']!r})" if isinstance(row.get("name"), str) else "")
-        found = _problems(where, row, known, options)
-        if not found:
-            model = _model(path.parent, defaults, row)
-            found = _impossible(where, model, check)
-            models.append(model)
-        problems += found
-    problems += _taken_twice(models)
+    models, found = checked_models(path.parent, defaults, rows, options, check)
+    problems += found
     if not rows and not problems:
         problems.append("there is no [[model]]")
     if problems:
         rest = len(problems) - MAX_PROBLEMS
         shown = problems[1:MAX_PROBLEMS] + ([f"... and {rest} more"] if rest > 0 else [])
         raise UsageError(f"{path}: {problems[0]}", problems=shown, hint="nothing was started: correct the manifest")
-    return Manifest(path, tuple(models))
+    return Manifest(path, models)
+
+
+def checked_models(
+    folder: Path,
+    defaults: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    options: Mapping[str, bool],
+    check: Callable[[Sequence[str]], str],
+) -> tuple[tuple[BatchModel, ...], list[str]]:
+    """The models of the tables [[model]], and what is wrong with them.
+
+    Args:
+        folder: in which relative paths start.
+        defaults: the table [defaults].
+        rows: the tables.
+        options, check: as for `read_manifest`.
+    """
+    known, models, problems = {*options, "src", "name"}, [], []
+    for number, row in enumerate(rows, 1):
+        where = f"model {number}" + (f" ({row['name']!r})" if isinstance(row.get("name"), str) else "")
+        found = _problems(where, row, known, options)
+        if not found:
+            model = _model(folder, defaults, row)
+            found = _impossible(where, model, check)
+            models.append(model)
+        problems += found
+    return tuple(models), problems + _taken_twice(models)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -166,14 +187,26 @@ def _model(folder: Path, defaults: Mapping[str, Any], row: Mapping[str, Any]) ->
     if "push" not in values:  # how to push is only for those that are
         values = {key: value for key, value in values.items() if key in row or key not in PUSH_OPTIONS}
     src = values.pop("src")
-    name = values.pop("name", None) or _name_of(src)
+    name = values.pop("name", None) or name_of(src)
     values = {k: v.replace("{name}", name) if isinstance(v, str) else v for k, v in values.items()}
     values = {k: v for k, v in values.items() if v is not False}
     src, values = _expanded("src", src), {k: _expanded(k, v) for k, v in values.items()}
-    output = folder / str(values.get("output", name))
+    output = folder / str(values["output"]) if "output" in values else _default_output(folder, src, row.get("name"))
     values["output"] = str(output)
     push = {k: values.pop(k) for k in PUSH_OPTIONS if k in values}
     return BatchModel(name, src, output, values, push)
+
+
+def _default_output(folder: Path, src: str, name: str | None) -> Path:
+    """As `gguf2st convert` has it: beside a source that is here, and named like it unless the model has a name."""
+    path, head = folder / src, src.rpartition(":")[0]
+    beside = folder / f"{name_of(src)}-safetensors"
+    if path.exists() or (head and (folder / head).is_dir()):
+        with suppress(Gguf2stError):  # the model will fail with it
+            beside = folder / locate(str(path)).output
+    elif src.lower().endswith(".gguf") and "://" not in src:
+        beside = default_output(path)
+    return beside.with_name(f"{name}-safetensors") if name else beside
 
 
 def _expanded(key: str, value: Any) -> Any:
@@ -181,8 +214,8 @@ def _expanded(key: str, value: Any) -> Any:
     return os.path.expanduser(value) if at_home else value
 
 
-def _name_of(src: str) -> str:
-    """`repo-Q4_K_M` of org/repo:Q4_K_M, `model` of folder/model.gguf or of its shards."""
+def name_of(src: str) -> str:
+    """The name of a model without one: `repo-Q4_K_M` of org/repo:Q4_K_M, `model` of folder/model.gguf or its shards."""
     last = re.split(r"[/\\]", src.rstrip("/\\"))[-1]
     split = split_name(last)
     last = split[0] if split else re.sub(r"\.gguf$", "", last, flags=re.IGNORECASE)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from gguf2st.errors import OutputError
-from gguf2st.output.folder import lock_file
+from gguf2st.output.locks import lock_file
 from gguf2st.output.shards import output_error
 
 STATE_SUFFIX = ".state.jsonl"
@@ -68,7 +68,7 @@ class StateFile:
             raise _not_writable(err, self.path) from err
         if not lock_file(self._file):
             self._file.close()
-            raise OutputError(f"{self.path}: another batch runs this manifest", hint="wait for it")
+            raise OutputError(f"{self.path}: another batch is at work with it", hint="wait for it")
         self._file.seek(0)
         last = "\n"
         for last in self._file:
@@ -107,5 +107,5 @@ class StateFile:
 def _not_writable(err: OSError, path: Path) -> OutputError:
     return OutputError(
         output_error(err, path).message,
-        hint="it lies beside the manifest: that folder must be writable, with space left",
+        hint=f"it lies in {path.parent}, which must be writable, with space left",
     )

@@ -1,12 +1,11 @@
 """`gguf2st archs`."""
 
 import json
-import shutil
-import sys
 
 import click
 
-from gguf2st.cli.common import Command, json_option, table
+from gguf2st.cli.common import Command, json_option
+from gguf2st.cli.lines import table, terminal_width
 from gguf2st.errors import UsageError
 
 COLUMNS = {"arch": "GGUF", "hf_class": "HF CLASS", "proof": "PROOF", "map": "MAP", "when": "WHEN"}
@@ -53,11 +52,12 @@ def command(word: str, as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=2))
         return
     columns = list(COLUMNS)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    while (text := _table(rows, columns)) and len(columns) > 2 and 0 < width < max(map(len, text.splitlines())):
+    width = terminal_width()
+    while (text := _table(rows, columns, width)) and len(columns) > 2 and 0 < width < max(map(len, text.splitlines())):
         columns.pop()
     click.echo(text)
 
 
-def _table(rows: list[dict[str, str]], columns: list[str]) -> str:
-    return table([tuple(COLUMNS[key] for key in columns), *(tuple(row[key] for key in columns) for row in rows)])
+def _table(rows: list[dict[str, str]], columns: list[str], width: int) -> str:
+    titles = tuple(COLUMNS[key] for key in columns)
+    return table([titles, *(tuple(row[key] for key in columns) for row in rows)], width=width)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_file_option, printable, table, usage_line
+from gguf2st.cli.common import Command, PathName, json_file_option, usage_line
+from gguf2st.cli.lines import printable, table, terminal_width
 from gguf2st.cli.summary import require_writable, write_json
 from gguf2st.errors import INTERRUPTED, BatchError
 
@@ -24,13 +25,16 @@ _NOT_IN_MANIFESTS = ("src", "json", "quiet", "help", "dry-run", "plan", "shard")
 
 
 @click.command("batch", cls=Command)
-@click.argument("manifest_file", metavar="MANIFEST.toml", type=PathName(path_type=Path))
+@click.argument("names", metavar="MANIFEST.toml|SRC...", nargs=-1, required=True, type=PathName())
 @click.option("-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Models at a time.")
 @json_file_option
 @click.option("--retry-failed", is_flag=True, help="Run models again that failed, though nothing about them changed.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed: bool, quiet: bool) -> None:
-    """Convert many models, as a TOML manifest says. One model's failure never stops the others.
+def command(names: tuple[str, ...], jobs: int, json_file: str | None, retry_failed: bool, quiet: bool) -> None:
+    """Convert many models: SRC..., or as a TOML manifest says. One model's failure never stops the others.
+
+    SRC is what `gguf2st convert` takes, or a folder for every model in it. Each gets the defaults, and its checkpoint
+    lies where `convert` puts it. What is done is kept in gguf2st-batch.state.jsonl in the current folder.
 
     A manifest has a table [[model]] per model: `src`, and any option of `gguf2st convert`, spelled as there; [defaults]
     holds for all, and {name} stands for a model's name. Paths in it are relative to its folder. What is done is kept in
@@ -51,19 +55,18 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
 
     \b
     Examples:
+      gguf2st batch *.gguf
+      gguf2st batch models --jobs 2
       gguf2st batch models.toml
       gguf2st batch models.toml --jobs 4 --json results.json
       gguf2st batch models.toml --retry-failed
     """
-    from gguf2st.batch.manifest import read_manifest
     from gguf2st.batch.runner import run_batch
     from gguf2st.batch.state import StateFile
 
-    require_writable(json_file, (manifest_file,))
+    require_writable(json_file, tuple(map(Path, names)))
     started = time.monotonic()
-    manifest_file = manifest_file.absolute()  # before the folder changes, in which options with files are looked for
-    with contextlib.chdir(manifest_file.parent) if manifest_file.is_file() else contextlib.nullcontext():
-        manifest = read_manifest(manifest_file, _options(), _problem)
+    manifest = _read(names)
     interrupted = False
     with StateFile(manifest.path) as state:
         events = run_batch(
@@ -79,7 +82,7 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
     summary = _summary(manifest, results, time.monotonic() - started)
     write_json(json.dumps(summary, indent=2) + "\n", json_file)
     if not quiet and json_file != "-":
-        click.echo(table(_rows(manifest, results), right=frozenset({2, 3})))
+        click.echo(table(_rows(manifest, results), right=frozenset({2, 3}), width=terminal_width()))
         counts = ", ".join(f"{n} {status}" for status, n in summary["counts"].items() if n)
         click.echo(f"{counts}; {printable(str(state.path))} has the state")
     if interrupted:
@@ -90,6 +93,18 @@ def command(manifest_file: Path, jobs: int, json_file: str | None, retry_failed:
         said = printable(f"{error.message}; {error.hint}")
         click.echo(f"{click.style('error', fg='red', bold=True)}: {said}", err=True)
         sys.exit(error.exit_code)  # not raised on: the results have been printed
+
+
+def _read(names: Sequence[str]) -> "Manifest":
+    """The batch that the arguments mean."""
+    from gguf2st.batch.manifest import read_manifest
+    from gguf2st.batch.sources import is_manifest, read_sources
+
+    if not is_manifest(names):
+        return read_sources(names, _problem)
+    path = Path(names[0]).absolute()  # before the folder changes, in which options with files are looked for
+    with contextlib.chdir(path.parent) if path.is_file() else contextlib.nullcontext():
+        return read_manifest(path, _options(), _problem)
 
 
 def _options() -> dict[str, bool]:
@@ -123,7 +138,8 @@ def _summary(manifest: "Manifest", results: "Sequence[Result | None]", seconds: 
         rows.append(row | {key: value for key, value in facts.items() if key not in ("name", "key", "existed")})
     statuses = [row["status"] for row in rows]
     counts = {status: statuses.count(status) for status in ("done", "failed", "stopped", "waiting")}
-    return {"manifest": str(manifest.path), "counts": counts, "seconds": round(seconds, 3), "models": rows}
+    path = str(manifest.path) if manifest.path.is_file() else None
+    return {"manifest": path, "counts": counts, "seconds": round(seconds, 3), "models": rows}
 
 
 def _rows(manifest: "Manifest", results: "Sequence[Result | None]") -> list[tuple[str, str, str, str, str]]:

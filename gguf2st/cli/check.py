@@ -11,13 +11,11 @@ import click
 from gguf2st.cli.common import (
     Command,
     arch_map_option,
-    first,
     json_option,
-    printable,
     source_argument,
-    table,
     tokenizer_pre_option,
 )
+from gguf2st.cli.lines import echo_table, first, printable
 from gguf2st.errors import Gguf2stError
 from gguf2st.quoting import shell_line
 
@@ -86,9 +84,8 @@ def _show_unreadable(err: Gguf2stError, *, as_json: bool) -> None:
 def _repacking(one: "Repacking") -> str:
     from gguf2st.report import human_bytes
 
-    kernels = "; ".join(f"{name}: {one.kernels[name]}" for name in one.formats)
-    limits = f"; {'; '.join(one.notes)}" if one.notes else ""
-    return f"--repack {one.mode} gives {human_bytes(one.weights_nbytes)} ({kernels}){limits}"
+    kernels = (f"{name} runs on {one.kernels[name]}" for name in one.formats)
+    return "; ".join([f"--repack {one.mode} gives {human_bytes(one.weights_nbytes)}", *kernels, *one.notes])
 
 
 def _show(serving: "ServingPreflight") -> None:
@@ -109,4 +106,4 @@ def _show(serving: "ServingPreflight") -> None:
         ("avoid", serving.pitfalls[0]),
     ]
     click.echo(f"serving with vLLM {serving.vllm}:")
-    click.echo(table(rows))
+    echo_table(rows, "rows")

@@ -6,26 +6,24 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import click
 from click.shell_completion import CompletionItem
 
+from gguf2st.cli.lines import printable
 from gguf2st.errors import INTERRUPTED, Gguf2stError, OutputError, UsageError
 from gguf2st.quoting import source_word
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-
-
-T = TypeVar("T")
 
 
 class PathName(click.Path):
@@ -65,8 +63,6 @@ json_file_option = click.option(
     "--json", "json_file", type=PathName(allow_dash=True), help="Write the results to this file; - is stdout."
 )
 
-MAX_LINES = 200
-"""Of one kind that a command prints: more than any model has, and as many as somebody reads."""
 _SELECT = "gguf2st.select"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -268,37 +264,6 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return arguments[0] not in ("convert", "finish", "batch") or after[:1] == ["-"]
 
 
-def printable(text: str) -> str:
-    """Text from a stranger's file, with control characters and broken Unicode escaped: never a terminal sequence."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-
-
-def first(items: Collection[T], what: str, how: str = "--json has all of them") -> Iterator[T]:
-    """The first MAX_LINES of what a loop prints, a line each; then it says how many `what` are left out."""
-    yield from islice(items, MAX_LINES)
-    if (more := len(items) - MAX_LINES) > 0:
-        click.echo(f"  ... and {more:,} more {what}: {how}")
-
-
-def echo_table(rows: Sequence[Sequence[str]], what: str, *, right: frozenset[int] = frozenset()) -> None:
-    """Print the `table` of the first MAX_LINES rows, and how many `what` are left out."""
-    click.echo(table(rows[:MAX_LINES], right=right))
-    for _ in first(rows, what):
-        pass
-
-
-def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> str:
-    """Rows in aligned columns; `right` are the columns aligned to the right."""
-    if not rows:
-        return ""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(indent + "  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 class Advance(Protocol):
     """Moves a bar: bytes just done, bytes in all, and what they are if not what the bar was made for."""
 
@@ -344,6 +309,16 @@ def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator
         yield advance
     finally:
         bar.stop()
+
+
+@contextmanager
+def when_interrupted(text: str) -> Iterator[None]:
+    """After Ctrl-C say what it leaves behind; `run` says that it was that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(printable(text))
+        raise
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_file_option, optional_source_argument, printable, progress_bar
+from gguf2st.cli.common import (
+    Command,
+    PathName,
+    json_file_option,
+    optional_source_argument,
+    progress_bar,
+    when_interrupted,
+)
+from gguf2st.cli.lines import echo_line, printable
 from gguf2st.cli.options import PLANNED, conversion_options, device_option, options_of, require_absent, threads_option
 from gguf2st.cli.push import PUSHING, push_too_options, show_pushed, target_of
 from gguf2st.cli.summary import require_writable, show_done, show_summary, upload, write_json
@@ -15,6 +23,7 @@ from gguf2st.quoting import shell_word
 if TYPE_CHECKING:
     from gguf2st.hub.push import PushOptions
     from gguf2st.report import Report
+    from gguf2st.source import Model
 
 
 @click.command("convert", cls=Command)
@@ -154,14 +163,22 @@ def _convert(
                 download_progress=lambda done, total: progress(done, total, "downloading"),
             )
     except KeyboardInterrupt:
-        kept = api.partial_folder(model, output)
-        if kept is not None:
-            click.echo(
-                f"{printable(str(kept))} keeps the finished shards: the same command goes on from there", err=True
-            )
-        elif model.remote and not arguments["dry_run"]:
-            click.echo("what was downloaded is kept: the same command goes on from there", err=True)
+        click.echo(_left_behind(model, output, arguments["dry_run"], stream_to), err=True)
         raise
+
+
+def _left_behind(model: "Model", output: Path | None, dry_run: bool, stream_to: "PushOptions | None") -> str:
+    """What an interrupted conversion leaves behind."""
+    from gguf2st import api
+
+    kept = api.partial_folder(model, output)
+    if kept is not None:
+        return f"{printable(str(kept))} keeps the finished shards: the same command goes on from there"
+    if stream_to is not None:
+        return "what was uploaded is kept: the same command goes on from there"
+    if model.remote and not dry_run:
+        return "what was downloaded is kept: the same command goes on from there"
+    return "no unfinished file is left behind"
 
 
 def _convert_planned(
@@ -179,7 +196,8 @@ def _convert_planned(
     from gguf2st.report import human_bytes
 
     require_writable(json_file, (plan,))
-    with progress_bar("converting", show=not quiet) as progress:
+    told = when_interrupted("finished shards are kept: the same command goes on from there")
+    with told, progress_bar("converting", show=not quiet) as progress:
         written = api.convert_planned(
             plan,
             shard,
@@ -203,5 +221,5 @@ def _convert_planned(
         size = human_bytes(written.nbytes)
         click.echo(f"{done} in {written.seconds:.1f} s: {span}: {len(written.written)} written ({size}){kept}")
     for note in written.notes:
-        click.echo(f"  note: {printable(note)}")
+        echo_line(f"  note: {printable(note)}")
     click.echo(f"  once every share is done:  gguf2st finish {shell_word(plan)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, json_file_option, progress_bar
+from gguf2st.cli.common import Command, PathName, json_file_option, progress_bar, when_interrupted
 from gguf2st.cli.options import threads_option
 from gguf2st.cli.push import push_too_options, target_of
 from gguf2st.cli.summary import require_writable, show_done, show_summary, upload, write_json
@@ -37,7 +37,8 @@ def command(
     require_writable(json_file, (plan,))
     if target := target_of(push, given):
         require_access(target)
-    with progress_bar("comparing", show=not quiet) as progress:
+    kept = when_interrupted("the shards are kept: the same command begins again")
+    with kept, progress_bar("comparing", show=not quiet) as progress:
         report = api.finish(plan, threads=threads, progress=progress)
     if target:
         report = upload(report, target, quiet=quiet or json_file == "-")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, arch_map_option, echo_table, first, json_option, printable, source_argument
+from gguf2st.cli.common import Command, arch_map_option, json_option, source_argument
+from gguf2st.cli.lines import echo_table, first, printable
 from gguf2st.errors import TokenizerError, short
 from gguf2st.header.keys import brief
 from gguf2st.quoting import source_word

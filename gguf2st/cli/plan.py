@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, echo_table, first, json_option, printable, source_argument
+from gguf2st.cli.common import Command, PathName, json_option, source_argument
+from gguf2st.cli.lines import echo_line, echo_table, first, printable
 from gguf2st.cli.options import PLANNED, conversion_options, options_of, require_absent
 from gguf2st.cli.summary import show_choices, show_summary
 from gguf2st.errors import short
@@ -78,12 +79,10 @@ def _show(src: str, as_json: bool, given: dict[str, Any]) -> None:
     echo_table(equations, "equations")
     show_choices(decisions(plan))
     for name, reason in first(plan.dropped.items(), "dropped tensors"):
-        click.echo(f"  dropped {printable(name)}: {printable(reason)}")
+        echo_line(f"  dropped {printable(name)}: {printable(reason)}")
     for note in first(plan.notes, "notes"):
-        click.echo(f"  note: {printable(note)}")
+        echo_line(f"  note: {printable(note)}")
     click.echo("config.json")
     config = {**plan.config, **({"quantization_config": quantization} if quantization else {})}
     echo_table([(key, short(json.dumps(value))) for key, value in config.items()], "keys")
-    for line in first(plan.all_problems, "problems"):
-        click.echo(f"{click.style('problem', fg='red', bold=True)}: {printable(line)}")
-    plan.require_complete()
+    plan.require_complete()  # says every problem

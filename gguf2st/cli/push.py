@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf2st.cli.common import Command, PathName, first, json_option, printable
+from gguf2st.cli.common import Command, PathName, json_option, when_interrupted
+from gguf2st.cli.lines import echo_line, first, printable
 
 if TYPE_CHECKING:
     from gguf2st.hub.push import Pushed, PushOptions
@@ -76,7 +77,8 @@ def command(folder: Path, repo: str, quiet: bool, as_json: bool, **given: Any) -
 
     target = target_of(repo, given)
     assert target is not None
-    pushed = api.push(folder, target, quiet=quiet or as_json or not sys.stderr.isatty())
+    with when_interrupted("what was uploaded is kept: the same command sends the rest"):
+        pushed = api.push(folder, target, quiet=quiet or as_json or not sys.stderr.isatty())
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pushed), indent=2))
     elif not quiet:
@@ -95,4 +97,4 @@ def show_pushed(pushed: "Pushed", verified: Sequence[str] = ()) -> None:
     for name in first(pushed.removed, "removed files"):
         click.echo(f"  removed {printable(name)}: of an earlier upload")
     for note in first((*verified, *pushed.notes), "notes"):
-        click.echo(f"  note: {printable(note)}")
+        echo_line(f"  note: {printable(note)}")

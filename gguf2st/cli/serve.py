@@ -13,7 +13,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import SOURCE, Command, PathName, printable, progress_bar
+from gguf2st.cli.common import SOURCE, Command, PathName, progress_bar, when_interrupted
+from gguf2st.cli.lines import printable
 
 if TYPE_CHECKING:
     from gguf2st.serving.watch import Event
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 @click.argument("vllm_arguments", metavar="[-- VLLM_ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--vllm-python", type=PathName(path_type=Path), help="Interpreter of vLLM's environment.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Where to listen: 8000 by default; 0 takes a free port.")
-@click.option("--smoke", is_flag=True, help="Ask for a completion and a chat, check finite logprobs, and exit.")
+@click.option(
+    "--smoke",
+    is_flag=True,
+    help="Ask for a completion and a chat, or scores or a vector; check the numbers; exit.",
+)
 @click.option("--restart", type=click.IntRange(0), default=0, metavar="N", help="Start a dead engine again, N times.")
 @click.option("--proxy", is_flag=True, help="Answer 503 while the engine restarts (needs gguf2st[proxy]).")
 @click.option("--no-verify", is_flag=True, help="Serve a checkpoint that is not whole, too.")
@@ -79,7 +84,8 @@ def command(
         download_progress=lambda done, total: advance(done, total, "downloading"),
     )
     with _hang_up_interrupts(), closing(events):
-        with progress_bar("converting", show=not as_json) as advance:
+        kept = when_interrupted("finished shards of a conversion are kept: the same command goes on from there")
+        with kept, progress_bar("converting", show=not as_json) as advance:
             first = next(events)
         with _live_line(show=not as_json) as update:
             try:
@@ -93,10 +99,10 @@ def command(
                     else:
                         _show(event)
             except KeyboardInterrupt:
-                if not serving:
-                    raise
                 events.close()
                 click.echo("stopped: no process of vLLM is left", err=True)
+                if not serving:
+                    raise
 
 
 def _row(event: "Event") -> dict[str, object]:
@@ -105,6 +111,8 @@ def _row(event: "Event") -> dict[str, object]:
 
 def _show(event: "Event") -> None:
     """One event as text: answers on stdout, progress on stderr."""
+    from gguf2st.serving.tasks import request_of
+
     if event.kind == "died":  # the error or the restart that follows says it
         return
     if event.kind in ("smoke", "done"):
@@ -114,9 +122,9 @@ def _show(event: "Event") -> None:
     click.echo(when + printable(event.text), err=True)
     if event.kind == "ready":
         url, model = event.detail["url"], event.detail["model"]
-        body = shlex.quote(json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 16}))
+        path, body = request_of(event.detail["task"], model)
         click.echo(f"{click.style('serving', fg='green', bold=True)} {printable(model)} at {url}/v1")
-        click.echo(f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d {body}")
+        click.echo(f"  curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import first, printable, table
+from gguf2st.cli.lines import echo_line, echo_table, first, printable
 from gguf2st.cli.push import show_pushed
 from gguf2st.errors import HubError, OutputError
 from gguf2st.quoting import shell_word, source_word
@@ -24,7 +24,7 @@ MOST_LINES = 3
 
 def show_summary(report: "Report") -> None:
     """What became of a model's tensors, and what its user should know."""
-    from gguf2st.report import folded_rmse, human_bytes, human_count
+    from gguf2st.report import human_bytes, human_count
 
     heading = printable(f"{report.arch} -> {report.hf_class}")
     click.echo(
@@ -38,22 +38,19 @@ def show_summary(report: "Report") -> None:
             human_bytes(t.nbytes),
             f"-> {t.dtype if t.scheme == 'dense' else t.scheme}",
             human_bytes(t.output_nbytes),
-            t.result if t.worst_rel_rmse is None else f"within {t.worst_rel_rmse:.2%}",
+            t.result if t.worst_rel_rmse is None else f"relative rmse up to {t.worst_rel_rmse:.2%}",
         )
         for t in report.types
     ]
-    click.echo(table(rows, right=frozenset({1, 2, 4})))
+    echo_table(rows, "types", right=frozenset({1, 2, 4}))
     if report.repack != "none":
         to_source, to_bfloat16 = (report.output_nbytes / n for n in (report.source_nbytes, report.bfloat16_nbytes))
         click.echo(f"  {to_source:.2f} times the file, {to_bfloat16:.2f} times bfloat16")
-    for name, (least, most) in first(folded_rmse(report.rel_rmse).items(), "weights"):
-        between = f"{least:.2%}" if f"{least:.2%}" == f"{most:.2%}" else f"{least:.2%} to {most:.2%}"
-        click.echo(f"  relative rmse {between}: {printable(name)}")
     show_choices(report.choices)
     for name, reason in first(report.dropped.items(), "dropped tensors"):
-        click.echo(f"  dropped {printable(name)}: {printable(reason)}")
+        echo_line(f"  dropped {printable(name)}: {printable(reason)}")
     for note in first(report.notes, "notes"):
-        click.echo(f"  note: {printable(note)}")
+        echo_line(f"  note: {printable(note)}")
 
 
 def show_choices(choices: Mapping[str, str]) -> None:
@@ -65,18 +62,22 @@ def show_choices(choices: Mapping[str, str]) -> None:
         modules.setdefault(reason, []).append(name)
     for reason, names in first(modules.items(), "reasons"):
         for line in names if len(names) <= MOST_LINES else [few(names, MOST_LINES)]:
-            click.echo(f"  {printable(line)}: {printable(reason)}")
+            echo_line(f"  {printable(line)}: {printable(reason)}")
 
 
 def show_done(report: "Report", src: str, arch_map: Path | None) -> None:
     """That a checkpoint is complete, and what to do with it."""
+    from gguf2st.serving.tasks import prompt_template
+
     assert report.output is not None
     click.echo("checked: every tensor of the source is used or accounted for, every parameter is filled")
     click.echo(f"{click.style('done', fg='green', bold=True)} in {report.seconds:.1f} s: {printable(report.output)}")
     chosen = f" --arch-map {shell_word(arch_map)}" if arch_map else ""
     output_name, source_name = shell_word(Path(report.output)), source_word(src)
     click.echo(f"  compare every value:  gguf2st verify {output_name} --against {source_name}{chosen}")
-    click.echo(f"  serve it:             vllm serve {output_name}")
+    template = prompt_template(Path(report.output))
+    prompt = f" --chat-template {shell_word(template)}" if template else ""
+    click.echo(f"  serve it:             vllm serve {output_name}{prompt}")
     if report.pushed:
         show_pushed(report.pushed)
 
@@ -92,7 +93,7 @@ def upload(report: "Report", target: "PushOptions", *, quiet: bool) -> "Report":
     assert report.output is not None
     try:
         pushed = api.push(report.output, target, quiet=quiet or not sys.stderr.isatty())
-    except HubError:
+    except (HubError, KeyboardInterrupt):
         name = shell_word(Path(report.output))
         click.echo(f"{name} is complete; to upload it: gguf2st push {name} {target.repo}", err=True)
         raise

@@ -12,12 +12,11 @@ from gguf2st.cli.common import (
     Command,
     PathName,
     arch_map_option,
-    first,
     json_option,
-    printable,
     progress_bar,
     show_error,
 )
+from gguf2st.cli.lines import echo_line, first, printable
 from gguf2st.errors import VerifyError
 
 
@@ -106,4 +105,4 @@ def command(
             f"{result.parameters:,} parameters{compared}"
         )
         for note in first((*result.losses, *result.notes), "notes"):
-            click.echo(f"  {printable(str(note))}")
+            echo_line(f"  {printable(str(note))}")

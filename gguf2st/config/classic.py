@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, assumed, function
+from gguf2st.config.functions import FileScope, assumed, function, given, nonzero
 from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -14,7 +14,7 @@ def gptneox_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
 
     transformers 4.x and older vLLM read the share as rotary_pct, and the base as rotary_emb_base.
     """
-    theta, share = theta_of(scope, "rope.freq_base"), (scope.get("rope.dimension_count") or head_dim) / head_dim
+    theta, share = theta_of(scope, "rope.freq_base"), given(scope, "rope.dimension_count", head_dim) / head_dim
     if share > 1:
         raise MapError(f"rope.dimension_count is {share * head_dim:.0f}, but a head has {head_dim} dimensions")
     if scope.get("rope.freq_base") is None:
@@ -49,11 +49,13 @@ def mpt_attention(scope: FileScope) -> dict[str, Any]:
     Raises:
         MapError: no alibi, without which no class of transformers or vLLM runs MPT.
     """
-    alibi, clip = scope.get("attention.max_alibi_bias") or 0.0, scope.get("attention.clamp_kqv")
+    alibi, clip = given(scope, "attention.max_alibi_bias", 0.0), nonzero(scope, "attention.clamp_kqv")
     if not alibi:
         raise MapError("attention.max_alibi_bias is 0: an MPT without alibi, which no Hugging Face class runs")
+    if alibi != 8.0:
+        scope.note(f"alibi_bias_max = {alibi:g}: vLLM follows it; transformers 5.24 always takes 8 (modeling_mpt.py)")
     alibi = int(alibi) if alibi == int(alibi) else alibi  # transformers refuses a float
-    return {"attn_config": {"alibi": True, "alibi_bias_max": alibi, "clip_qkv": clip or None}}
+    return {"attn_config": {"alibi": True, "alibi_bias_max": alibi, "clip_qkv": clip}}
 
 
 @function("attention.clamp_kqv", "expert_count", "expert_used_count", "feed_forward_length", "rope.")
@@ -63,9 +65,11 @@ def dbrx_parts(scope: FileScope, hidden: int, heads: int, kv_heads: int) -> dict
     require_whole_heads(scope, hidden // heads)
     if scaling_of(scope):
         raise MapError("rope scaling, which DBRX's class does not read")
+    if not (clip := nonzero(scope, "attention.clamp_kqv")):
+        raise MapError("attention.clamp_kqv is missing or 0: DBRX's class clamps queries, keys and values in any case")
     return {
         "attn_config": {
-            "clip_qkv": scope.get("attention.clamp_kqv") or None,
+            "clip_qkv": clip,
             "kv_n_heads": kv_heads,
             "rope_theta": theta,
         },
@@ -87,7 +91,7 @@ def mellum_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, 
 
     A file without a pattern has every fourth layer full (llama.cpp: load_swa_pattern(4)).
     """
-    window = scope.get("attention.sliding_window") or None
+    window = nonzero(scope, "attention.sliding_window")
     theta = theta_of(scope, "rope.freq_base")
     local = theta_of(scope, "rope.freq_base_swa") if scope.get("rope.freq_base_swa") else theta
     require_whole_heads(scope, head_dim)

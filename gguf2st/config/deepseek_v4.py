@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.latent import ungrouped_experts
 from gguf2st.config.layer_rules import one_swiglu_limit
 from gguf2st.config.rope import scaling_of, theta_of
@@ -51,7 +51,7 @@ def deepseek4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         raise MapError("there is not one key of each token that is its value too")
     if scope.get("expert_gating_func") != SQRT_SOFTPLUS:
         raise MapError(f"expert_gating_func is not {SQRT_SOFTPLUS}, sqrtsoftplus")
-    ratios = (scope.get("attention.compress_ratios") or [])[:layers]
+    ratios = given(scope, "attention.compress_ratios", [])[:layers]
     if len(ratios) != layers or not set(ratios) <= set(RATIOS):
         raise MapError(f"attention.compress_ratios is {ratios}; 0, 4 or 128 for each of {layers} layers was expected")
     scaling = scaling_of(scope)
@@ -66,7 +66,7 @@ def deepseek4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         "compress_rope_theta": theta_of(scope, "attention.compress_rope_freq_base"),
         "rope_theta": theta_of(scope, "rope.freq_base"),
         "qk_rope_head_dim": scope.get("rope.dimension_count"),
-        "num_hash_layers": scope.get("hash_layer_count") or 0,
+        "num_hash_layers": given(scope, "hash_layer_count", 0),
         "o_groups": scope.get("attention.output_group_count"),
         "o_lora_rank": scope.get("attention.output_lora_rank"),
         "hc_mult": scope.get("hyper_connection.count"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, assumed, function
+from gguf2st.config.functions import FileScope, assumed, function, given
 from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -48,11 +48,8 @@ def modern_bert_attention(scope: FileScope, layers: int, head_dim: int) -> dict[
     require_whole_heads(scope, head_dim)
     if scaling_of(scope):
         raise MapError("rope scaling, which no ModernBERT has")
-    pattern = scope.get("attention.sliding_window_pattern") or 3
-    if isinstance(pattern, int):
-        types = ["sliding_attention" if i % pattern else "full_attention" for i in range(layers)]
-    else:
-        types = layer_types(scope, layers, default_pattern=3)
+    pattern = given(scope, "attention.sliding_window_pattern", 3)
+    types = layer_types(scope, layers, default_pattern=3, dense_first=True)
     theta = theta_of(scope, "rope.freq_base")
     local = theta_of(scope, "rope.freq_base_swa") if scope.get("rope.freq_base_swa") else theta
     out: dict[str, Any] = {
@@ -65,13 +62,23 @@ def modern_bert_attention(scope: FileScope, layers: int, head_dim: int) -> dict[
     return out | ({"global_attn_every_n_layers": pattern} if isinstance(pattern, int) else {})
 
 
+CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
+"""llama.cpp's numbers for the two (llama_pooling_type in llama.h) that ModernBERT's class has."""
+
+
 @function("classifier.pooling_type")
 def classifier_pooling(scope: FileScope) -> str:
-    """What a classifier judges by: the first token, or the mean of all, which ModernBERT was published with."""
+    """What a classifier judges by: the first token, or the mean of all, which ModernBERT was published with.
+
+    Raises:
+        MapError: something else.
+    """
     kind = scope.get("classifier.pooling_type")
     if kind is None:
         return str(assumed(scope, "mean", "classifier_pooling", "the file does not say; ModernBERT was published so"))
-    return "cls" if kind == 2 else "mean"
+    if kind not in CLASSIFIER_POOLING:
+        raise MapError(f"classifier.pooling_type is {kind}; 1, the mean, or 2, the first token, was expected")
+    return CLASSIFIER_POOLING[kind]
 
 
 @function("classifier.output_labels")
@@ -81,7 +88,7 @@ def labels(scope: FileScope, n: int) -> dict[str, Any]:
     Raises:
         MapError: names of another number of outputs.
     """
-    names = scope.get("classifier.output_labels") or [f"LABEL_{i}" for i in range(n)]
+    names = given(scope, "classifier.output_labels", [f"LABEL_{i}" for i in range(n)])
     if len(names) != n:
         raise MapError(f"classifier.output_labels has {len(names)} names for {n} outputs")
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {x: i for i, x in enumerate(names)}}

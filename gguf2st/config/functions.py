@@ -42,6 +42,17 @@ class Function:
     reads: tuple[str, ...]
 
 
+def given(scope: FileScope, key: str, default: Any) -> Any:
+    """What the file says under `key`, be it 0 or false; `default` only where it says nothing (`a or b` in a map)."""
+    value = scope.get(key)
+    return default if value is None else value
+
+
+def nonzero(scope: FileScope, key: str, default: Any = None) -> Any:
+    """`given` for a key with which 0 means that there is none (`nonzero(a) or b` in a map)."""
+    return default if (value := scope.get(key)) is None or value == 0 else value
+
+
 FUNCTIONS: dict[str, Function] = {}
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.attention import layer_types, window_of
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -44,13 +44,10 @@ def gemma3n_layers(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
     scales = scope.get("activation_sparsity_scale")
     if not isinstance(scales, list) or len(scales) != layers or not all(isinstance(x, float) for x in scales):
         raise MapError(f"activation_sparsity_scale is {scales!r}; one number for each of {layers} layers was expected")
-    window = scope.get("attention.sliding_window")
-    if not window:
-        raise MapError("attention.sliding_window is missing, without which llama.cpp does not load the file")
     return {
         "intermediate_size": [ffn_of(scope, i) for i in range(layers)],
         "activation_sparsity_pattern": [round((1 + math.erf(x / math.sqrt(2))) / 2, 6) for x in scales],
-        "sliding_window": window,
+        "sliding_window": window_of(scope),
         "layer_types": layer_types(scope, layers, default_pattern=5),
         "rope_theta": theta,
         "rope_local_base_freq": local,
@@ -71,11 +68,11 @@ def gemma4_layers(scope: FileScope, layers: int, k_eq_v: bool) -> dict[str, Any]
 
     llama.cpp knows no such rotary embedding: `rope_freqs` divides the frequencies of the other dimensions by 1e30.
     """
-    window, head_dim = scope.get("attention.sliding_window"), scope.get("attention.key_length_swa")
+    window, head_dim = window_of(scope), scope.get("attention.key_length_swa")
     global_head_dim = scope.get("attention.key_length")
     types = layer_types(scope, layers, default_pattern=6)
     for key, width in (("rope.dimension_count", global_head_dim), ("rope.dimension_count_swa", head_dim)):
-        if (dims := scope.get(key) or width) != width:
+        if (dims := given(scope, key, width)) != width:
             raise MapError(f"{key} is {dims}, but a head has {width} dimensions")
     theta, local = theta_of(scope, "rope.freq_base"), theta_of(scope, "rope.freq_base_swa")
     if scaling_of(scope):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.attention import layer_types, window_of
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope import rope
 from gguf2st.errors import MapError
 
@@ -36,7 +36,7 @@ def glm_unsure(scope: FileScope, hidden: int) -> dict[str, Any]:
 def gpt_oss_attention(scope: FileScope, layers: int) -> dict[str, Any]:
     """A window in every other layer, the first one included."""
     return {
-        "sliding_window": scope.get("attention.sliding_window"),
+        "sliding_window": window_of(scope),
         "layer_types": layer_types(scope, layers, default_pattern=2),
     }
 
@@ -61,7 +61,7 @@ def glm_indexers(scope: FileScope, layers: int) -> dict[str, list[str]]:
     """
     types = scope.get("attention.indexer.types")
     if types is None:
-        every = (scope.get("context_length") or 0) < GLM_5_2_CONTEXT
+        every = given(scope, "context_length", 0) < GLM_5_2_CONTEXT
         types = [every or i < 2 or i % 4 == 2 for i in range(layers)]
     if len(types) < layers:
         raise MapError(f"attention.indexer.types has {len(types)} items for {layers} layers")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope import require_whole_heads, theta_of
 from gguf2st.errors import MapError
 
@@ -25,7 +25,7 @@ def grok_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     """
     require_whole_heads(scope, head_dim)
     out = {"rope_theta": theta_of(scope, "rope.freq_base")}
-    kind = scope.get("rope.scaling.type") or "none"
+    kind = given(scope, "rope.scaling.type", "none")
     scope.get("rope.scaling.finetuned")  # says how the model was trained; changes no computation
     found = {ours: scope.get(f"rope.scaling.{key}") for key, ours in _YARN.items()}
     if kind == "none" and set(found.values()) == {None}:

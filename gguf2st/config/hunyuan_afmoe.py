@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.attention import layer_types
+from gguf2st.config.attention import layer_types, window_of
 from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import rope
 
@@ -50,7 +50,7 @@ def hunyuan_experts(scope: FileScope, layers: int) -> dict[str, list[int]]:
 def afmoe_attention(scope: FileScope, layers: int) -> dict[str, Any]:
     """Three layers with a window and rotary embedding, then one with neither."""
     return {
-        "sliding_window": scope.get("attention.sliding_window"),
+        "sliding_window": window_of(scope),
         "layer_types": layer_types(scope, layers, default_pattern=4),
         "global_attn_every_n_layers": 4,
     }

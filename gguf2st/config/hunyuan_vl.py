@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given, nonzero
 from gguf2st.config.rope import require_whole_heads, theta_of
 from gguf2st.errors import MapError
 
@@ -15,8 +15,8 @@ def hunyuan_vl_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
         MapError: scaling of another kind.
     """
     require_whole_heads(scope, head_dim)
-    kind = scope.get("rope.scaling.type") or "none"
-    alpha, factor = scope.get("rope.scaling.alpha") or 0.0, scope.get("rope.scaling.factor") or 1.0
+    kind = given(scope, "rope.scaling.type", "none")
+    alpha, factor = nonzero(scope, "rope.scaling.alpha", 0.0), nonzero(scope, "rope.scaling.factor", 1.0)
     scope.get("rope.scaling.original_context_length")  # the converter repeats the context length
     if kind != "none" or factor != 1.0:
         raise MapError(f"rope.scaling.type is {kind!r} with factor {factor}; Hunyuan VL has an alpha only")

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given, nonzero
 from gguf2st.config.hybrid import kda_layers
+from gguf2st.config.mla import group_counts
 from gguf2st.errors import MapError
 
 _ATTENTION = {
@@ -89,11 +90,17 @@ def kimi_k3_experts(scope: FileScope) -> dict[str, Any]:
         "moe_router_activation_func": "sigmoid",
         "topk_method": "noaux_tc",
         "use_grouped_topk": True,
-        "num_expert_group": scope.get("expert_group_count") or 1,
-        "topk_group": scope.get("expert_group_used_count") or 1,
-        "routed_scaling_factor": 1.0 if (scale := scope.get("expert_weights_scale")) is None else scale,
-        "first_k_dense_replace": scope.get("leading_dense_block_count") or 0,
+        **kimi_groups(scope),
+        "routed_scaling_factor": nonzero(scope, "expert_weights_scale", 1.0),
+        "first_k_dense_replace": given(scope, "leading_dense_block_count", 0),
     }
+
+
+@function("expert_group_count", "expert_group_used_count")
+def kimi_groups(scope: FileScope) -> dict[str, int]:
+    """`group_counts` in the words of Kimi's classes."""
+    groups, used = group_counts(scope)
+    return {"num_expert_group": groups, "topk_group": used}
 
 
 def _positive(scope: FileScope, names: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.attention import window_of
+from gguf2st.config.functions import FileScope, function, given, nonzero
 from gguf2st.config.hybrid import kv_counts
 from gguf2st.config.layer_rules import one_swiglu_limit
 from gguf2st.config.mla import expert_groups, mla_rope
@@ -58,15 +59,15 @@ def dots3_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         MapError: a list that is too short, layers of one kind with different numbers of heads, an indexer in a layer
             with a window, or none in one without.
     """
-    windowed = [bool(x) for x in scope.get("attention.sliding_window_pattern") or ()][:layers]
-    heads = (scope.get("attention.head_count") or [])[:layers]
+    windowed = [bool(x) for x in given(scope, "attention.sliding_window_pattern", ())][:layers]
+    heads = given(scope, "attention.head_count", [])[:layers]
     if len(windowed) != layers or len(heads) != layers:
         raise MapError(f"attention.head_count and attention.sliding_window_pattern do not fit {layers} layers")
     counts = {kind: {n for n, x in zip(heads, windowed, strict=True) if x == kind} for kind in (False, True)}
     if any(len(found) != 1 for found in counts.values()):
         raise MapError(f"attention.head_count is not one number for full layers and one for the others: {heads}")
     full, local = (counts[kind].pop() for kind in (False, True))
-    if [bool(x) for x in scope.get("attention.indexer.types") or ()][:layers] != [not x for x in windowed]:
+    if [bool(x) for x in given(scope, "attention.indexer.types", ())][:layers] != [not x for x in windowed]:
         raise MapError("attention.indexer.types is not true in each layer without a window, and there only")
     if scaling_of(scope):
         raise MapError("rope scaling, which no Dots 3 Note has")
@@ -77,7 +78,7 @@ def dots3_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         "num_key_value_heads": full,
         "swa_num_attention_heads": local,
         "swa_num_key_value_heads": local,
-        "sliding_window_size": scope.get("attention.sliding_window"),
+        "sliding_window_size": window_of(scope),
         "swa_head_dim": scope.get("attention.key_length_mla_swa"),
         "swa_q_lora_rank": scope.get("attention.q_lora_rank"),
         "swa_kv_lora_rank": scope.get("attention.kv_lora_rank_swa"),
@@ -170,8 +171,8 @@ def ling_experts(scope: FileScope) -> dict[str, Any]:
         "num_experts": scope.get("expert_count"),
         "num_shared_experts": scope.get("expert_shared_count"),
         "num_experts_per_tok": scope.get("expert_used_count"),
-        "norm_topk_prob": scope.get("expert_weights_norm") or False,
-        "routed_scaling_factor": scope.get("expert_weights_scale") or 1.0,
+        "norm_topk_prob": given(scope, "expert_weights_norm", False),
+        "routed_scaling_factor": nonzero(scope, "expert_weights_scale", 1.0),
         "first_k_dense_replace": scope.get("leading_dense_block_count"),
     }
 
@@ -198,8 +199,8 @@ def ungrouped_experts(scope: FileScope) -> dict[str, Any]:
         "n_routed_experts": scope.get("expert_count"),
         "n_shared_experts": scope.get("expert_shared_count"),
         "num_experts_per_tok": scope.get("expert_used_count"),
-        "norm_topk_prob": scope.get("expert_weights_norm") or False,
-        "routed_scaling_factor": scope.get("expert_weights_scale") or 1.0,
+        "norm_topk_prob": given(scope, "expert_weights_norm", False),
+        "routed_scaling_factor": nonzero(scope, "expert_weights_scale", 1.0),
     }
 
 
@@ -220,8 +221,8 @@ def hy_v4_layers(scope: FileScope, layers: int) -> dict[str, Any]:
     Raises:
         MapError: no list of indexers for all layers, or limits that differ from layer to layer.
     """
-    types = scope.get("attention.indexer.types") or []
-    limits = set(scope.get("swiglu_clamp_exp") or [0.0])
+    types = given(scope, "attention.indexer.types", [])
+    limits = set(given(scope, "swiglu_clamp_exp", [0.0]))
     if len(types) != layers or len(limits) > 1:
         raise MapError(
             f"attention.indexer.types has {len(types)} items and swiglu_clamp_exp the values {sorted(limits)[:8]};"
@@ -271,7 +272,7 @@ def glm5_layers(scope: FileScope, layers: int) -> dict[str, Any]:
         MapError: lists of another length, limits on activations that differ from layer to layer, or what llama.cpp and
             the classes fix otherwise: keys that rotate, experts by softmax, or an epsilon of the indexer's norm.
     """
-    heads, dense = scope.get("attention.head_count"), scope.get("leading_dense_block_count") or 0
+    heads, dense = scope.get("attention.head_count"), given(scope, "leading_dense_block_count", 0)
     linear = [n == 0 for n in kv_counts(scope, layers)]
     own = scope.get("attention.indexer.types")
     own = [True] * layers if own is None else own[:layers]

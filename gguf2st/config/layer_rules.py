@@ -3,7 +3,7 @@
 from typing import Any
 
 from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given, nonzero
 from gguf2st.errors import MapError
 
 
@@ -13,7 +13,7 @@ def one_swiglu_limit(scope: FileScope) -> float:
     Raises:
         MapError: limits that differ, which the class of the model has no words for.
     """
-    limits = {*(scope.get("swiglu_clamp_exp") or [0.0]), *(scope.get("swiglu_clamp_shexp") or [0.0])}
+    limits = {*given(scope, "swiglu_clamp_exp", [0.0]), *given(scope, "swiglu_clamp_shexp", [0.0])}
     if len(limits) > 1:
         raise MapError(f"swiglu_clamp_exp and swiglu_clamp_shexp have different limits: {sorted(limits)}")
     return float(limits.pop())
@@ -37,7 +37,7 @@ def exaone4_attention(scope: FileScope, layers: int) -> dict[str, Any]:
 
     Files from before the pattern was stored have only a window; llama.cpp takes every fourth layer as full then.
     """
-    window = scope.get("attention.sliding_window") or None
+    window = nonzero(scope, "attention.sliding_window")
     types = layer_types(scope, layers, default_pattern=4) if window else ["full_attention"] * layers
     pattern = types.index("full_attention") + 1 if window and "full_attention" in types else 0
     return {"sliding_window": window, "sliding_window_pattern": pattern, "layer_types": types}
@@ -52,7 +52,7 @@ def linear_or_full(scope: FileScope, layers: int) -> list[str]:
     Raises:
         MapError: a list of another length than the model has layers.
     """
-    interval = scope.get("full_attention_interval") or 4
+    interval = given(scope, "full_attention_interval", 4)
     listed = scope.get("attention.recurrent_layers")
     if listed is None:
         linear = [(i + 1) % interval != 0 for i in range(layers)]
@@ -68,6 +68,12 @@ def dense_width(scope: FileScope) -> dict[str, Any]:
     """Width of dense feed-forward blocks; nothing where the file, whose layers all have experts, gives none."""
     width = scope.get("feed_forward_length")
     return {} if width is None else {"intermediate_size": width}
+
+
+@function()
+def in_all_layers_or_none(scope: FileScope, tensor: str, layers: int) -> bool:
+    """Whether `blk.N.<tensor>` is there for all layers or for none."""
+    return len({scope.has(f"blk.{i}.{tensor}") for i in range(layers)}) == 1
 
 
 @function()

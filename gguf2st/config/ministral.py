@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.layer_rules import rope_layers
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
@@ -28,7 +28,7 @@ def ministral3_rope(scope: FileScope, head_dim: int) -> dict[str, Any]:
     theta, scaling = theta_of(scope, "rope.freq_base"), scaling_of(scope)
     if scaling.get("rope_type") != "yarn":
         raise MapError("attention.temperature_scale without a yarn scaling: no model has that")
-    beta, all_dim = scope.get("attention.temperature_scale"), scope.get("rope.scaling.yarn_log_multiplier") or 0.0
+    beta, all_dim = scope.get("attention.temperature_scale"), given(scope, "rope.scaling.yarn_log_multiplier", 0.0)
     if all_dim not in (0.0, 1.0):
         raise MapError(f"rope.scaling.yarn_log_multiplier is {all_dim}; 0 and 1 are known")
     scaling |= {"mscale": 1.0, "mscale_all_dim": all_dim, "llama_4_scaling_beta": beta}

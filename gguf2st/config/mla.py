@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given, nonzero
 from gguf2st.config.rope import rope
+from gguf2st.errors import MapError
 
 PUBLISHED_GROUPS = {(60, 160): (8, 3), (61, 256): (8, 4)}
 """Layers and experts -> (n_group, topk_group) of DeepSeek-V2 and V2.5 (config.json of deepseek-ai/DeepSeek-V2: 8 and 3,
@@ -23,8 +24,15 @@ def mla_rope(scope: FileScope, dims: int) -> dict[str, Any]:
     (conversion/deepseek.py) and takes mscale to be equal to it, as it is in every published model.
     """
     out = rope(scope, dims)
-    tenth = scope.get("rope.scaling.yarn_log_multiplier") or 0.0
-    if out["rope_parameters"]["rope_type"] == "yarn" and tenth:
+    tenth = given(scope, "rope.scaling.yarn_log_multiplier", 0.0)
+    if out["rope_parameters"]["rope_type"] != "yarn":
+        return out
+    if not tenth:
+        scope.note(
+            "yarn without mscale_all_dim, as the file has no rope.scaling.yarn_log_multiplier: transformers and vLLM"
+            " scale what rotates, as DeepSeek's own code does without it; llama.cpp scales the whole of each score"
+        )
+    else:
         mscale = float(f"{10 * tenth:.7g}")  # float32 holds no more digits
         both = {"mscale": mscale, "mscale_all_dim": mscale}
         out["rope_parameters"] = out["rope_parameters"] | both
@@ -72,9 +80,27 @@ def deepseek_v2_groups(scope: FileScope, layers: int, experts: int) -> dict[str,
     return out | {"topk_method": "group_limited_greedy" if out["n_group"] > 1 else "greedy"}
 
 
+def group_counts(scope: FileScope) -> tuple[int, int]:
+    """How many groups the experts form and how many of them a token may choose from: (1, 1) for 0 or 1 group.
+
+    llama.cpp (build_moe_ffn in llama-graph.cpp) does not look at the second number then.
+
+    Raises:
+        MapError: groups of which a token may choose none, or more than there are.
+    """
+    groups, used = nonzero(scope, "expert_group_count", 1), nonzero(scope, "expert_group_used_count", 0)
+    if groups == 1:
+        return 1, 1
+    if not 1 <= used <= groups:
+        raise MapError(f"expert_group_used_count is {used}; a number from 1 to {groups}, the groups, was expected")
+    return groups, used
+
+
 def _groups(scope: FileScope, otherwise: tuple[int, int], why: str) -> dict[str, int]:
-    groups, used = scope.get("expert_group_count"), scope.get("expert_group_used_count")
-    if groups is None or used is None:
+    if scope.get("expert_group_count") is not None:
+        groups, used = group_counts(scope)
+    else:
+        scope.get("expert_group_used_count")
         groups, used = otherwise
         scope.note(f"n_group = {groups}, topk_group = {used} are assumed: the file does not say; {why}")
     return {"n_group": groups, "topk_group": used}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.attention import layer_types
+from gguf2st.config.attention import layer_types, window_of
 from gguf2st.config.functions import FileScope, function
 from gguf2st.config.rope import require_whole_heads, scaling_of, theta_of
 from gguf2st.errors import MapError
@@ -30,7 +30,7 @@ def muse_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
     full = [kind == "full_attention" for kind in types]
     return {
         "qk_scale_factor": shortest_float32(scales.pop()),
-        "sliding_window": scope.get("attention.sliding_window"),
+        "sliding_window": window_of(scope),
         "layer_types": types,
         "no_rope_layers": [0 if x else 1 for x in full],
         "layer_rope_theta": [0 if x else theta for x in full],

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from gguf2st.config.functions import FileScope, assumed, function
+from gguf2st.config.functions import FileScope, assumed, function, given, nonzero
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.errors import MapError
 from gguf2st.header import shortest_float32
@@ -31,7 +31,7 @@ def rotary_share(scope: FileScope, head_dim: int) -> float:
     Raises:
         MapError: more dimensions than a head has, or an odd number of them.
     """
-    dims = scope.get("rope.dimension_count") or head_dim
+    dims = given(scope, "rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
         raise MapError(f"rope.dimension_count is {dims}; an even number up to {head_dim}, a head's width, was expected")
     share = dims / head_dim
@@ -73,11 +73,11 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
             attention that does not follow from the two context lengths.
     """
     theta = theta_of(scope, "rope.freq_base")
-    if not partial and (found := scope.get("rope.dimension_count") or dims) != dims:
+    if not partial and (found := given(scope, "rope.dimension_count", dims)) != dims:
         raise MapError(f"rope.dimension_count is {found}, but {dims} dimensions rotate")
-    original = scope.get("rope.scaling.original_context_length") or context_length
+    original = given(scope, "rope.scaling.original_context_length", context_length)
     attention = scope.get("rope.scaling.attn_factor")
-    kind = scope.get("rope.scaling.type") or "none"
+    kind = given(scope, "rope.scaling.type", "none")
     scope.get("rope.scaling.finetuned")  # says how the model was trained; changes no computation
     sets = {
         name: scope.tensor(f"rope_factors_{name}.weight", "became rope parameters of type longrope")
@@ -103,6 +103,11 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
         raise MapError(
             f"rope.scaling.attn_factor is {attention}; context lengths {original} and {context_length} give {expected}"
         )
+    if attention is None and expected != 1.0:
+        scope.note(
+            f"rope.scaling.attn_factor is not in the file: transformers and vLLM take {expected:.6g}, which follows"
+            f" from context lengths of {original} and {context_length} tokens; llama.cpp takes 1"
+        )
     both = {"original_max_position_embeddings": original}
     return {
         "rope_theta": theta,
@@ -121,14 +126,22 @@ def _longrope(scope: FileScope, dims: int, context_length: int, partial: dict[st
 def minicpm_scales(scope: FileScope, layers: int, hidden: int, head_dim: int) -> dict[str, float]:
     """MiniCPM's factors as Granite's multipliers.
 
-    Files from before the keys: what llama.cpp has built in for them (models/minicpm.cpp), those of MiniCPM 1B and 2B
-    (scale_emb 12, scale_depth 1.4, dim_model_base 256).
+    Files from before the keys: those of MiniCPM 1B and 2B (scale_emb 12, scale_depth 1.4, dim_model_base 256), which
+    llama.cpp has built in for them (models/minicpm.cpp), the last one upside down. 0 in the file is no factor there.
+
+    Raises:
+        MapError: logits are divided by 0.
     """
     why = "llama.cpp takes it for a file from before the key"
     built_in = {
-        "embedding_multiplier": ("embedding_scale", 12.0),
-        "residual_multiplier": ("residual_scale", 1.4 / math.sqrt(layers)),
-        "logits_scaling": ("logit_scale", hidden / 256),
+        "embedding_multiplier": ("embedding_scale", 12.0, why),
+        "residual_multiplier": ("residual_scale", 1.4 / math.sqrt(layers), why),
+        "logits_scaling": ("logit_scale", hidden / 256, "MiniCPM 1B and 2B have it; llama.cpp takes its reciprocal"),
     }
-    found = {ours: scope.get(key) or assumed(scope, value, ours, why) for ours, (key, value) in built_in.items()}
+    if scope.get("logit_scale") == 0:
+        raise MapError("logit_scale is 0, and llama.cpp divides the logits by it")
+    found = {
+        ours: assumed(scope, value, ours, reason) if scope.get(key) is None else nonzero(scope, key, 1.0)
+        for ours, (key, value, reason) in built_in.items()
+    }
     return found | {"attention_multiplier": 1 / math.sqrt(head_dim)}

@@ -7,7 +7,7 @@ followed: sizes, offsets and multipliers of the hash, and the padded table.
 import math
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.hybrid import layerwise
 from gguf2st.config.layer_rules import dense_width, linear_or_full
 from gguf2st.errors import MapError
@@ -28,7 +28,7 @@ def ngram_layer(scope: FileScope, layers: int) -> int:
     Raises:
         MapError: several have one, of which llama.cpp has the sizes of the first alone, or one past the last.
     """
-    found = scope.get("ple.layers") or [-1]
+    found = given(scope, "ple.layers", [-1])
     if len(found) > 1 or not -1 <= found[0] < layers:
         raise MapError(f"ple.layers is {found}; one of {layers} layers was expected")
     return int(found[0])
@@ -37,7 +37,7 @@ def ngram_layer(scope: FileScope, layers: int) -> int:
 @function("ple.", "embedding_length_per_layer_input")
 def ngram_heads(scope: FileScope) -> int:
     """How many numbers each n-gram is hashed to: some for each length from two tokens on."""
-    size, heads = scope.get("ple.ngram_size") or 0, scope.get("ple.heads_per_ngram") or 0
+    size, heads = given(scope, "ple.ngram_size", 0), given(scope, "ple.heads_per_ngram", 0)
     if size < 2 or not 0 < (size - 1) * heads <= MAX_HEADS:
         raise MapError(f"ple.ngram_size is {size} and ple.heads_per_ngram {heads}: these give no number of heads")
     return int((size - 1) * heads)
@@ -130,7 +130,7 @@ def hyper_connections(scope: FileScope) -> dict[str, Any]:
     Raises:
         MapError: one stream, which has nothing to mix: neither the classes nor llama.cpp take that.
     """
-    count = scope.get("hyper_connection.count") or 0
+    count = given(scope, "hyper_connection.count", 0)
     if count < 2:
         raise MapError(f"hyper_connection.count is {count}; several streams were expected")
     return {"hc_count": count, "hc_lowrank": scope.get("hyper_connection.low_rank")}
@@ -175,7 +175,7 @@ def softmax_experts(scope: FileScope) -> dict[str, Any]:
     """
     if scope.get("expert_gating_func") not in (None, 1) or scope.get("expert_weights_scale") not in (None, 1.0):
         raise MapError("experts are not weighted by softmax alone")
-    count, used = scope.get("expert_count") or 0, scope.get("expert_used_count") or 0
+    count, used = given(scope, "expert_count", 0), given(scope, "expert_used_count", 0)
     if not isinstance(used, int) or not 1 <= used <= count:
         raise MapError(f"expert_used_count is {used}; 1 to expert_count = {count} was expected")
     return {
@@ -189,7 +189,7 @@ def softmax_experts(scope: FileScope) -> dict[str, Any]:
 
 def _base(scope: FileScope, heads: int) -> tuple[int, int]:
     """What the sizes of the heads follow from, and their sum: they are the first primes from there."""
-    sizes, offsets = scope.get("ple.head_vocab_sizes") or [], scope.get("ple.head_offsets") or []
+    sizes, offsets = given(scope, "ple.head_vocab_sizes", []), given(scope, "ple.head_offsets", [])
     if len(sizes) != heads or len(offsets) != heads:
         found = f"ple.head_vocab_sizes has {len(sizes)} items, ple.head_offsets {len(offsets)}"
         raise MapError(f"{found}; {heads}, one for each head, were expected")

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from gguf2st.config.attention import layer_types
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.attention import layer_types, window_of
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.errors import MapError
 
@@ -34,7 +34,7 @@ def share_of(scope: FileScope, key: str, head_dim: int) -> float:
     Raises:
         MapError: more dimensions than a head has, or an odd number of them.
     """
-    dims = scope.get(key) or head_dim
+    dims = given(scope, key, head_dim)
     if dims > head_dim or dims % 2:
         raise MapError(f"{key} is {dims}; an even number up to {head_dim}, a head's width, was expected")
     share = dims / head_dim
@@ -51,7 +51,7 @@ def laguna_layers(scope: FileScope, layers: int) -> list[str]:
     if not scope.get("attention.sliding_window"):
         return ["full_attention"] * layers
     if scope.get("attention.sliding_window_pattern") is not None:
-        return layer_types(scope, layers, default_pattern=4)
+        return layer_types(scope, layers, default_pattern=4, dense_first=True)
     scope.note("layers 0, 4, 8, ... see everything, the others a window; the file does not say, llama.cpp does it")
     return ["sliding_attention" if i % 4 else "full_attention" for i in range(layers)]
 
@@ -162,8 +162,8 @@ def mimo_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
         MapError: lists that are too short, layers of one kind that differ, or windows without twice the heads, which
             transformers takes for granted.
     """
-    windowed = [bool(x) for x in scope.get("attention.sliding_window_pattern") or ()][:layers]
-    counts = (scope.get("attention.head_count_kv") or [])[:layers]
+    windowed = [bool(x) for x in given(scope, "attention.sliding_window_pattern", ())][:layers]
+    counts = given(scope, "attention.head_count_kv", [])[:layers]
     kinds = sorted(set(zip(windowed, counts, strict=False)))
     if len(windowed) != layers or len(counts) != layers:
         raise MapError(f"attention.head_count_kv and attention.sliding_window_pattern do not fit {layers} layers")
@@ -172,7 +172,7 @@ def mimo_attention(scope: FileScope, layers: int, head_dim: int) -> dict[str, An
             "attention.head_count_kv is not the same in all full layers and twice that in all with a window:"
             f" {', '.join(f'{n} with' if kind else f'{n} without' for kind, n in kinds)} a window"
         )
-    n, window = kinds[0][1], scope.get("attention.sliding_window")
+    n, window = kinds[0][1], window_of(scope)
     ropes = two_ropes(scope, head_dim)
     full, local = (ropes["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
     if full["rope_type"] != "default":

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope_fit import fit_llama3
 from gguf2st.errors import MapError
+
+YARN = {"extrapolation_factor": 1.0, "attention_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+"""What llama.cpp runs yarn with, whatever the file says (llama-hparams.h; llama-context.cpp for the first). Two of its
+architectures read some of these keys (grok.cpp, mistral3.cpp); those who follow config.json read them in all."""
 
 
 @function("rope.")
@@ -32,7 +36,7 @@ def by_kind(theta: float, local: float, scaling: Mapping[str, Any]) -> dict[str,
 
 def require_whole_heads(scope: FileScope, head_dim: int) -> None:
     """Raise MapError when the rotary embedding covers another number of dimensions than a head has."""
-    dims = scope.get("rope.dimension_count") or head_dim
+    dims = given(scope, "rope.dimension_count", head_dim)
     if dims != head_dim:
         raise MapError(f"rope.dimension_count is {dims}, but a head has {head_dim} dimensions")
 
@@ -43,21 +47,31 @@ def has_sections(scope: FileScope) -> bool:
     return scope.get("rope.dimension_sections") is not None
 
 
+@function("rope.dimension_sections")
+def text_sections(scope: FileScope) -> bool:
+    """Whether the axes of an image that rotary dimensions follow are the first three, on which a text has its position.
+
+    llama.cpp gives a text position 0 on the fourth (llama-batch.cpp), which the classes of these models do not have.
+    """
+    return not any(given(scope, "rope.dimension_sections", [])[3:])
+
+
 def theta_of(scope: FileScope, key: str) -> float:
     """Rope base; llama.cpp's default where the key is absent (hparams.rope_freq_base_train = 10000)."""
     theta = scope.get(key)
     if theta is None:
         scope.note(f"{key} = 10000 is assumed: the file does not say, and llama.cpp takes that")
-    return float(theta or 10000.0)
+    return 10000.0 if theta is None else float(theta)
 
 
 def scaling_of(scope: FileScope) -> dict[str, Any]:
     """Rope scaling from metadata, in Hugging Face's words; {} when there is none.
 
-    Files from before `rope.scaling.type` hold only a factor, which llama.cpp takes as linear.
+    Files from before `rope.scaling.type` hold only a factor, which llama.cpp takes as linear. Of yarn without a context
+    length of its own, llama.cpp takes the model's (load_hparams in llama-model.cpp).
     """
-    factor = scope.get("rope.scaling.factor") or scope.get("rope.scale_linear") or 0.0
-    kind = scope.get("rope.scaling.type") or ("linear" if factor else "none")
+    factor = given(scope, "rope.scaling.factor", given(scope, "rope.scale_linear", 0.0))
+    kind = given(scope, "rope.scaling.type", "linear" if factor else "none")
     original = scope.get("rope.scaling.original_context_length")
     scope.get("rope.scaling.finetuned")  # says how the model was trained; changes no computation
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
@@ -66,8 +80,10 @@ def scaling_of(scope: FileScope) -> dict[str, Any]:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise MapError(f"rope.scaling.type is {kind!r}; this architecture's map knows none, linear and yarn")
+    if original is None:
+        original = scope.get("context_length")
     if not factor or not original:
-        raise MapError("rope.scaling.type is 'yarn' without rope.scaling.factor and original_context_length")
+        raise MapError("rope.scaling.type is 'yarn' without rope.scaling.factor or any context length")
     out = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for key, ours in (
         ("yarn_ext_factor", "extrapolation_factor"),
@@ -77,6 +93,9 @@ def scaling_of(scope: FileScope) -> dict[str, Any]:
     ):
         if (value := scope.get(f"rope.scaling.{key}")) is not None:
             out[ours] = value
+    if unread := {key: out[key] for key, usual in YARN.items() if out.get(key, usual) != usual}:
+        found, usual = (", ".join(f"{key} = {x[key]:g}" for key in unread) for x in (unread, YARN))
+        scope.note(f"{found} of yarn: the file says so; but for Grok and Mistral 3, llama.cpp runs it with {usual}")
     return out
 
 
@@ -91,7 +110,7 @@ def llama3_scaling(scope: FileScope, theta: float, dims: int) -> dict[str, Any]:
         return {}
     if len(divisors) != dims // 2:
         raise MapError(f"rope_freqs.weight has {len(divisors)} values for {dims} rotary dimensions")
-    found = fit_llama3(divisors, theta, dims, scope.get("context_length") or 0)
+    found = fit_llama3(divisors, theta, dims, given(scope, "context_length", 0))
     if found is None:
         raise MapError(
             "rope_freqs.weight follows no known scaling rule (llama3 with low_freq_factor 1 was tried)",

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from gguf2st.config.functions import FileScope, function
+from gguf2st.config.attention import window_of
+from gguf2st.config.functions import FileScope, function, given
 from gguf2st.config.rope import scaling_of, theta_of
 from gguf2st.config.rope_fit import fit_llama3
 from gguf2st.errors import MapError
@@ -43,7 +44,7 @@ def step_attention(scope: FileScope, layers: int) -> dict[str, Any]:
             "num_attention_groups": more_kv_heads,
             "head_dim": head_dim,
         },
-        "sliding_window": scope.get("attention.sliding_window"),
+        "sliding_window": window_of(scope),
         "layer_types": ["sliding_attention" if x else "full_attention" for x in local],
         "partial_rotary_factors": [1.0 if x else 0.5 for x in local],
         "rope_theta": [window_theta if x else theta for x in local],
@@ -62,7 +63,7 @@ def _llama3(scope: FileScope, theta: float, dims: int) -> dict[str, Any]:
     if divisors is None or all(d == 1.0 for d in divisors):
         return {}
     rest = divisors[dims // 2 :]
-    found = fit_llama3(divisors[: dims // 2], theta, dims, scope.get("context_length") or 0)
+    found = fit_llama3(divisors[: dims // 2], theta, dims, given(scope, "context_length", 0))
     if found is None or any(d != 1.0 for d in rest) or len(rest) not in (0, dims // 2):
         raise MapError("rope_freqs.weight follows no known scaling rule (llama3 over half of a head was tried)")
     if not found.unique:
@@ -83,13 +84,13 @@ def step_moe_layers(scope: FileScope, layers: int) -> str:
     Raises:
         MapError: experts in some of the layers after the first only, which llama.cpp does not run either.
     """
-    if (scope.get("moe_every_n_layers") or 1) != 1:
+    if given(scope, "moe_every_n_layers", 1) != 1:
         raise MapError(f"moe_every_n_layers is {scope.get('moe_every_n_layers')}; 1 was expected")
-    return ",".join(str(i) for i in range(scope.get("leading_dense_block_count") or 0, layers))
+    return ",".join(str(i) for i in range(given(scope, "leading_dense_block_count", 0), layers))
 
 
 @function("swiglu_clamp_exp", "swiglu_clamp_shexp")
 def step_limits(scope: FileScope, layers: int) -> dict[str, Any]:
     """How far the activations of experts may reach in each layer; 0 for as far as they like."""
     keys = {"swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"}
-    return {name: (scope.get(key) or [0.0] * layers)[:layers] for name, key in keys.items()}
+    return {name: given(scope, key, [0.0] * layers)[:layers] for name, key in keys.items()}

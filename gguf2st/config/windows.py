@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf2st.config.attention import layer_types
+from gguf2st.config.attention import layer_types, window_of
 from gguf2st.config.functions import FileScope, assumed, function
 from gguf2st.config.rope import by_kind, require_whole_heads, scaling_of, theta_of
 
@@ -10,19 +10,21 @@ _KEYS = ("attention.sliding_window", "attention.sliding_window_pattern")
 
 
 @function(*_KEYS)
-def sliding_layers(scope: FileScope, layers: int, pattern: int, window: int) -> dict[str, Any]:
+def sliding_layers(
+    scope: FileScope, layers: int, pattern: int, window: int, dense_first: bool = False
+) -> dict[str, Any]:
     """The window, and which layers see it.
 
     Args:
         pattern: every n-th layer sees everything, where the file does not say which.
+        dense_first: it is the first of n, not the last.
         window: llama.cpp's where the file does not say.
     """
-    found = scope.get("attention.sliding_window")
-    if found == 0:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
-    if found is None:
+    if scope.get("attention.sliding_window") is None:
         found = assumed(scope, window, "sliding_window", "llama.cpp takes it where the file does not say")
-    return {"sliding_window": found, "layer_types": layer_types(scope, layers, default_pattern=pattern)}
+    else:
+        found = window_of(scope)
+    return {"sliding_window": found, "layer_types": layer_types(scope, layers, pattern, dense_first)}
 
 
 @function("rope.", *_KEYS)

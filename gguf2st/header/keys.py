@@ -51,7 +51,8 @@ EXPERTS = Kind(f"a whole number up to {MAX_INDEX}", lambda v: _is_int(v, 0, MAX_
 LAYERWISE = Kind("one whole number or bool per layer", _is_layerwise)
 NUMBER = Kind("a number", is_number)
 EPSILON = Kind("a positive number below 1", lambda v: is_number(v) and 0 < v < 1)
-ROPE_BASE = Kind("a number from 1 to 1e12", lambda v: is_number(v) and 1 <= v <= 1e12)  # 1e4 to 1e11 in the wild
+ROPE_BASE = Kind("a number above 1, up to 1e12", lambda v: is_number(v) and 1 < v <= 1e12)  # 1e4 to 1e11 in the wild
+POSITIVE = Kind("a positive number", lambda v: is_number(v) and v > 0)
 NOT_NEGATIVE = Kind("a number that is not negative", lambda v: is_number(v) and v >= 0)
 FLAG = Kind("true or false", lambda v: type(v) is bool)
 TEXT = Kind("a text", lambda v: isinstance(v, str))
@@ -110,6 +111,7 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         hyper_connection.epsilon
         """,
     ),
+    ((POSITIVE,), "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"),
     ((ROPE_BASE,), "attention.compress_rope_freq_base rope.freq_base rope.freq_base_swa"),
     (
         (NOT_NEGATIVE,),
@@ -118,7 +120,7 @@ _BY_KIND: tuple[tuple[tuple[Kind, ...], str], ...] = (
         attention.temperature_scale attention.value_scale attn_logit_softcapping embedding_scale expert_group_scale
         expert_weights_scale final_logit_softcapping logit_scale residual_scale rope.scale_linear
         rope.scaling.alpha rope.scaling.attn_factor rope.scaling.factor rope.scaling.yarn_attn_factor
-        rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow router_logit_softcapping
+        router_logit_softcapping
         """,
     ),
     (

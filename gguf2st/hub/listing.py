@@ -9,11 +9,12 @@ from gguf2st.errors import HubError, SourceError
 from gguf2st.hub.download import cache_folder
 from gguf2st.hub.errors import hub_errors, is_passing, no_hub
 from gguf2st.hub.reference import Reference
-from gguf2st.quoting import shell_line, shell_word
+from gguf2st.quoting import shell_line, shell_word, source_word
 from gguf2st.source import Model, default_output
 from gguf2st.source.selection import CUT, Candidate, choose, group, label, missing_shards, shard_names, shortened
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_INCOMPLETE = "get another copy: nothing there completes it"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _named(listing: Listing, asked: Reference) -> tuple[str, ...]:
     names = shard_names(path)
     if lost := tuple(name for name in names if name not in listing.sizes):
         there = tuple(name for name in names if name in listing.sizes)
-        raise missing_shards(asked.repo, Candidate(there, lost, 0))
+        raise missing_shards(asked.repo, Candidate(there, lost, 0), hint=_INCOMPLETE)
     return names
 
 
@@ -136,9 +137,11 @@ def _selected(listing: Listing, asked: Reference) -> tuple[str, ...]:
         candidates,
         asked.quant,
         where=asked.repo + _at(asked) + (f"/{asked.path}" if asked.path else ""),
-        spell=lambda c: f"gguf2st convert {_spell(asked, c, everything)}",
+        spell=lambda c: source_word(_spell(asked, c, everything)),
         listing=lambda c: _spell(asked, c, everything),
     )
+    if chosen.missing:
+        raise missing_shards(asked.repo, chosen, hint=_INCOMPLETE)
     return chosen.names
 
 

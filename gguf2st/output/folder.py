@@ -15,7 +15,6 @@ overwrite waits as `OUT.partial/replaced/` until that is done. Whoever is killed
 `OUT.partial/`, and the next run puts it right.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -27,9 +26,10 @@ from typing import IO, Any, TypeAlias
 
 from gguf2st.errors import OutputError, VerifyError
 from gguf2st.fold import few
-from gguf2st.output.replaceable import foreign_in, is_known
+from gguf2st.output.locks import open_locked
+from gguf2st.output.replaceable import is_known
 from gguf2st.output.shards import UNFINISHED, output_error, sync_folder, write_text
-from gguf2st.quoting import shell_word
+from gguf2st.output.target import check_target
 
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 """Entry -> what it lost: see above."""
@@ -46,8 +46,6 @@ REPLACED = "replaced"
 """Folder in the partial one where an overwritten checkpoint waits for its end."""
 OUTLINE = "outline"
 """Folder in the partial one of what is kept of shards that were uploaded and deleted."""
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-"""What `flock` answers on file systems without locks, such as Lustre mounted without them."""
 _OWN = (JOURNALS, PLAN_FILE, JOURNAL_FILE)
 
 
@@ -298,49 +296,6 @@ def _line(shard: str, sums: Sums) -> str:
     return json.dumps({"shard": shard, "sums": sums}) + "\n"
 
 
-def check_target(out: Path, *, overwrite: bool) -> None:
-    """Whether a conversion may end in `out`: absent, an empty folder, or a checkpoint to overwrite.
-
-    Raises:
-        OutputError: it may not, or cannot be looked at.
-    """
-    try:
-        try:
-            out.stat()  # `exists` would take a circle of links for nothing at all
-        except FileNotFoundError:
-            return
-        _check_existing(out, overwrite)
-    except OSError as err:
-        raise output_error(err, out) from err
-
-
-def _check_existing(out: Path, overwrite: bool) -> None:
-    if not out.is_dir():
-        raise OutputError(f"{out} is a file; the output is a folder", hint="choose another name with -o")
-    # The finished folder gets its name by renaming.
-    for cannot, what in ((os.path.ismount(out), "a mount point"), (out.samefile(Path.cwd()), "the current folder")):
-        if cannot:
-            raise OutputError(
-                f"{out} is {what}, which cannot be replaced",
-                hint=f"give a folder in it: -o {shell_word(out / 'model')}",
-            )
-    if not any(out.iterdir()):
-        return
-    if not overwrite:
-        raise OutputError(f"{out} exists already", hint="--overwrite replaces it; -o chooses another folder")
-    if not (out / "config.json").is_file():
-        raise OutputError(
-            f"{out} is not a checkpoint (it has no config.json), so --overwrite leaves it alone",
-            hint="remove it yourself, or choose another folder with -o",
-        )
-    if foreign := foreign_in(out):
-        names = few([repr(name) for name in foreign], 4)
-        raise OutputError(
-            f"{out} holds {names}, which no conversion put there, so --overwrite leaves it alone",
-            hint=f"move {'it' if len(foreign) == 1 else 'them'} away, or choose another folder with -o",
-        )
-
-
 def _unlink(path: Path) -> None:
     """Remove a file, a link, or a folder with what is in it."""
     if path.is_dir() and not path.is_symlink():
@@ -361,38 +316,3 @@ def _replace(new: Path, out: Path, aside: Path) -> None:
         if not out.exists():
             aside.rename(out)
         raise
-
-
-def open_locked(path: Path, *, shared: bool = False) -> IO[str] | None:
-    """Open a file and lock it, making it and its folder if need be; None while another process keeps it locked.
-
-    Args:
-        path: of the file.
-        shared: whether others may have it locked in this way too.
-    """
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the lock
-        except FileNotFoundError:
-            continue  # the one who held the lock has just removed the folder
-        if not lock_file(file, shared=shared):
-            file.close()
-            return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        file.close()  # as above
-
-
-def lock_file(file: IO[str], *, shared: bool = False) -> bool:
-    """Take a lock that ends with the process; True also where the system or the file system has no such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as err:
-        return err.errno in _NO_LOCKS
-    return True

@@ -187,6 +187,9 @@ def output_error(err: OSError, path: Path, nbytes: int | None = None) -> OutputE
         )
     if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return OutputError(f"{path}: not writable ({err.strerror})", hint="choose another folder with -o")
+    if err.errno in (errno.ENOENT, errno.ENOTDIR):
+        hint = "its folder is not there, or takes no files of ours: choose another one with -o"
+        return OutputError(f"{path} cannot be written: {err.strerror}", hint=hint)
     hint = "the disk or the network may be failing (`dmesg`): run the command again, or choose another folder with -o"
     return OutputError(f"{path} cannot be written: {err.strerror or err}", hint=hint)
 

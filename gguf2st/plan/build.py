@@ -19,6 +19,7 @@ from gguf2st.header import Header, Source
 from gguf2st.header.keys import KEYS, MAX_INDEX, brief, checked
 from gguf2st.ops import OPS, same_shape
 from gguf2st.plan import Entry, Plan, coverage
+from gguf2st.plan.other_kinds import require_model
 from gguf2st.plan.scales import with_scales
 
 MAX_INSTANCES_PER_TENSOR = 1_000
@@ -41,8 +42,10 @@ def build(
         read: values of a small float32 tensor; from the files themselves by default.
 
     Raises:
+        CoverageError: the file is no model by itself.
         MapError: no map fits the file, or the given one is for another architecture.
     """
+    require_model(header)
     read = read or read_small(header)
     if arch_map is None:
         amap = mapfile.select_map(header.arch, lambda m: bool(MapScope(header, m, read).evaluate(m.when)))
@@ -87,7 +90,6 @@ class _Builder:
         config = self._config()
         files = self._files()
         self._require()
-        self.problems |= dict.fromkeys(coverage.other_kind(self.header))
         entries = tuple(self._entries())
         failed = bool(self.problems or self.lost_tensors)
         dropped = self._dropped()

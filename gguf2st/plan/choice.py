@@ -234,7 +234,7 @@ class _Choice:
             if m is blocking or (not m.schemes and blocking):
                 why = m.why
             elif blocking:
-                why = f"together with {_short(blocking.entry)}, of which {blocking.why}"
+                why = f"together with {_short(blocking.entry)}, which is not packed: {blocking.why}"
             elif scales_differ:
                 why = f"{_listed(members, self._plan)} are one parameter in vLLM, and their scales differ"
             else:

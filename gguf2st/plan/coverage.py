@@ -16,12 +16,6 @@ from gguf2st.plan import Entry
 from gguf2st.quants.layout import DECODABLE, INTEGERS
 
 
-def other_kind(header: Header) -> list[str]:
-    """Whether the file is something else than a model."""
-    kind = header.metadata.get("general.type", "model")
-    return [] if kind == "model" else [f"general.type is {brief(kind)}: this is not a model by itself"]
-
-
 def uneven_heads(config: Mapping[str, Any]) -> list[str]:
     """Whether heads cannot share their keys, which no shape shows and no model can run."""
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")

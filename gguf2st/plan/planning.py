@@ -45,6 +45,7 @@ def make_plan(
 
     Raises:
         SourceError, HeaderError: the source cannot be read.
+        CoverageError: it is no model by itself.
         MapError: no arch map fits it.
         UsageError: an unknown dtype or mode, or a dtype that does not go with `repack`.
     """

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from gguf2st import tokenizer as tokenizers
-from gguf2st.errors import CoverageError, Gguf2stError, SourceError
+from gguf2st.errors import CoverageError, Gguf2stError
 from gguf2st.header import Header
 from gguf2st.output.small_files import plan_tokenizer, tokenizer_metadata
+from gguf2st.plan.other_kinds import require_model
 from gguf2st.plan.planning import make_plan, open_gguf
 from gguf2st.source import Model
 
@@ -34,6 +35,10 @@ def problems(
     found: list[tuple[int, str]] = []
     plan = None
     try:
+        require_model(header)
+    except Gguf2stError as err:
+        return problem_lines(err)  # what it lacks of a model is no news then
+    try:
         plan = make_plan(header, arch_map=arch_map)
         found += [(CoverageError.exit_code, line) for line in plan.all_problems]
     except Gguf2stError as err:
@@ -48,7 +53,6 @@ def problems(
 
 
 def problem_lines(err: Gguf2stError) -> list[tuple[int, str]]:
-    """(exit code, line) of each problem; the details of a source that cannot be opened belong to its one problem."""
-    if isinstance(err, SourceError) and err.problems:
-        return [(err.exit_code, f"{err.message}: {'; '.join(err.problems)}")]
-    return [(err.exit_code, line) for line in (err.message, *err.problems)]
+    """(exit code, line) of the one problem that an error is: its details and its hint are no problems of their own."""
+    details = f": {'; '.join(err.problems)}" if err.problems else ""
+    return [(err.exit_code, f"{err.message}{details}{f' ({err.hint})' if err.hint else ''}")]

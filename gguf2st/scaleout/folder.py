@@ -30,11 +30,10 @@ from gguf2st.output.folder import (
     BusyError,
     OutputFolder,
     Sums,
-    check_target,
-    lock_file,
-    open_locked,
 )
+from gguf2st.output.locks import lock_file, open_locked
 from gguf2st.output.shards import UNFINISHED, output_error
+from gguf2st.output.target import check_target
 
 JOIN_S = 10.0
 """How long to wait for a process that is just making the folder, before it counts as one that works in it."""

@@ -20,8 +20,8 @@ from gguf2st import __version__
 from gguf2st.conversion import Conversion, Options, prepare
 from gguf2st.errors import OutputError, SourceError, unreadable
 from gguf2st.header import Header
-from gguf2st.output.folder import check_target
 from gguf2st.output.shards import is_whole, shard_outputs, write_text
+from gguf2st.output.target import check_target
 from gguf2st.plan import Plan
 from gguf2st.plan.as_json import from_json, to_json
 from gguf2st.quants.layout import DECODABLE

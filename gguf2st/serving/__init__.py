@@ -6,7 +6,8 @@
     phases     log lines -> where the start-up is, and what is normal there
     causes     log lines -> root cause and what to do
     watch      the life of an engine as events: phases, slow, ready, died, restart
-    smoke      one completion and one chat, with finite logprobs
+    tasks      what a model does: generate, score, classify or embed
+    smoke      one request of each such kind, with finite numbers
     session    all of it together
     proxy      a pass-through that answers 503 while the engine restarts (extra `gguf2st[proxy]`)
 

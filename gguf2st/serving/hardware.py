@@ -16,12 +16,12 @@ FORMATS: Mapping[str, str] = {
 """Output format -> on what vLLM runs it beside CPUs."""
 
 KERNELS: Mapping[str, str] = {
-    "int4_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
-    "int4_asym_g32": "GPUs from 7.5 (Marlin; 9.0: Humming) and CPUs",
-    "int4_g128": "GPUs from 7.5 (Marlin; 9.0: Machete) and CPUs",
-    "int8_g32": "GPUs from 7.5 (Marlin; 9.0: Humming), no CPU",
-    "mxfp4": "GPUs from 8.0 (Marlin; 10.0: FlashInfer, which rounds activations to 4 bits too), no CPU",
-    "nvfp4": "GPUs from 7.5 (Marlin; 9.0: Humming; 10.0: FlashInfer), no CPU",
+    "int4_g32": "GPUs from 7.5 (kernels: Marlin; Humming on 9.0) and CPUs",
+    "int4_asym_g32": "GPUs from 7.5 (kernels: Marlin; Humming on 9.0) and CPUs",
+    "int4_g128": "GPUs from 7.5 (kernels: Marlin; Machete on 9.0) and CPUs",
+    "int8_g32": "GPUs from 7.5 (kernels: Marlin; Humming on 9.0), no CPU",
+    "mxfp4": "GPUs from 8.0 (kernels: Marlin; FlashInfer on 10.0, which rounds activations to 4 bits too), no CPU",
+    "nvfp4": "GPUs from 7.5 (kernels: Marlin; Humming on 9.0, FlashInfer on 10.0), no CPU",
     "gpt_oss_mxfp4": "GPUs from 8.0, by vLLM's own kernels for gpt-oss",
 }
 """Packed format -> what has a kernel for it, by compute capability, as vLLM 0.32 chooses (kernels/linear/__init__.py

@@ -15,7 +15,8 @@ from gguf2st.errors import ServeError, SourceError, UsageError, VerifyError
 from gguf2st.plan import DTYPES
 from gguf2st.quoting import shell_word
 from gguf2st.serving.arguments import VllmArguments
-from gguf2st.source import locate
+from gguf2st.serving.tasks import GENERATE, prompt_template, task_of
+from gguf2st.source import Model, locate
 from gguf2st.verification.checkpoint import read_json
 
 LOCAL = "127.0.0.1"
@@ -40,6 +41,7 @@ class Launch:
         host, port: where it listens; a host for all addresses is reached at 127.0.0.1.
         api_key: for our own requests.
         vllm_version: "" where only starting it would tell.
+        task: what the model does, of `tasks.task_of`.
     """
 
     command: tuple[str, ...]
@@ -49,6 +51,7 @@ class Launch:
     port: int
     api_key: str | None = None
     vllm_version: str = ""
+    task: str = GENERATE
 
     @property
     def url(self) -> str:
@@ -68,21 +71,35 @@ def is_checkpoint(src: str | Path) -> bool:
     return path.is_dir() and (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
+def find(src: str | Path) -> Path | Model:
+    """What `src` names: a checkpoint folder, or a model to convert.
+
+    Raises:
+        SourceError, HubError: nothing that can be served.
+    """
+    path = Path(src)
+    if is_checkpoint(path):
+        return path
+    if path.is_dir() and any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
+        raise SourceError(f"{path}: safetensors without a config.json", hint="give a complete checkpoint folder")
+    return locate(src)
+
+
 def checkpoint(
-    src: str | Path,
+    found: Path | Model,
     *,
     cache: Path | None = None,
     dtype: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     download_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Path, bool]:
-    """The checkpoint folder to serve for `src`, and whether it was converted just now.
+    """The checkpoint folder to serve, and whether it was converted just now.
 
     A GGUF is converted once into a cache folder, named by what its files are (path, size, time of change, or the Hub's
     commit), by `dtype` and by our version; a later call finds it there.
 
     Args:
-        src: a checkpoint folder, or what `gguf2st convert` takes.
+        found: by `find`.
         cache: folder for converted models; `default_cache()` by default.
         dtype: of the conversion; bfloat16 by default.
         progress, download_progress: as for `convert`.
@@ -90,12 +107,9 @@ def checkpoint(
     Raises:
         Gguf2stError: as `convert` does.
     """
-    path = Path(src)
-    if is_checkpoint(path):
-        return path, False
-    if path.is_dir() and any(path.glob("*.safetensors")) and not any(path.glob("*.gguf")):
-        raise SourceError(f"{path}: safetensors without a config.json", hint="give a complete checkpoint folder")
-    model = locate(src)
+    if isinstance(found, Path):
+        return found, False
+    model = found
     dtype = dtype if dtype in DTYPES else "bfloat16"
     identity: list[object] = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in model.paths]
     digest = hashlib.sha256(json.dumps([__version__, identity or model.files, dtype]).encode()).hexdigest()[:12]
@@ -165,8 +179,11 @@ def plan_launch(
     options = ["--host", host, "--port", str(port), "--dtype", arguments.dtype or checkpoint_dtype(folder)]
     if arguments.served_name is None:
         options += ["--served-model-name", served]
+    given = (word.partition("=")[0].replace("_", "-") for word in arguments.rest)
+    if "--chat-template" not in given and (template := prompt_template(folder)):
+        options += ["--chat-template", str(template)]
     command = (*program, "serve", str(folder), *options, *arguments.rest)
-    return Launch(command, folder, served, host, port, arguments.api_key, version)
+    return Launch(command, folder, served, host, port, arguments.api_key, version, task_of(folder))
 
 
 def checkpoint_dtype(folder: Path) -> str:

@@ -13,6 +13,7 @@ from gguf2st.errors import ServeError
 from gguf2st.serving import arguments, launch
 from gguf2st.serving.proxy import Upstream, running_proxy
 from gguf2st.serving.smoke import smoke
+from gguf2st.serving.tasks import GENERATE
 from gguf2st.serving.watch import Event, watch
 
 DEATH_S = 3.0
@@ -69,11 +70,12 @@ def serve(
         Gguf2stError: as `convert` does.
     """
     passed = arguments.parse(options.vllm_arguments)
+    found = launch.find(options.src)
     launch.find_vllm(options.vllm_python)  # before a conversion that would be in vain
     host, port = passed.host or launch.LOCAL, launch.choose_port(options.port, passed.port)
     launch.require_free(host, port)
     folder, converted = launch.checkpoint(
-        options.src, cache=options.cache, dtype=passed.dtype, progress=progress, download_progress=download_progress
+        found, cache=options.cache, dtype=passed.dtype, progress=progress, download_progress=download_progress
     )
     if options.verify and not converted:
         launch.require_whole(folder, ours=not launch.is_checkpoint(options.src))
@@ -100,7 +102,7 @@ def serve(
             if event.kind != "ready":
                 yield event
                 continue
-            yield dataclasses.replace(event, detail={**event.detail, "url": url})
+            yield dataclasses.replace(event, detail={**event.detail, "url": url, "task": plan.task})
             if options.smoke:
                 try:
                     yield from _smoke(event, url, plan)
@@ -135,9 +137,7 @@ def _smoke(ready: Event, url: str, plan: launch.Launch) -> Generator[Event, None
         return Event(kind, ready.elapsed_s, ready.phase, text, detail)
 
     chat = launch.has_chat_template(plan.folder)
-    for answer in smoke(url, plan.served_name, chat=chat, key=plan.api_key):
-        mean = sum(answer.logprobs) / len(answer.logprobs)
-        text = f"{answer.kind} in {answer.seconds:.1f} s: {answer.prompt!r} -> {answer.text!r}"
-        text += f" ({len(answer.logprobs)} tokens, all logprobs finite, mean {mean:.2f})"
-        yield event("smoke", text, **dataclasses.asdict(answer))
-    yield event("done", "the model answers" + ("" if chat else "; no chat was tried: it has no chat template"))
+    for answer in smoke(url, plan.served_name, chat=chat, key=plan.api_key, task=plan.task):
+        yield event("smoke", answer.summary, **dataclasses.asdict(answer))
+    lacks = plan.task == GENERATE and not chat
+    yield event("done", "the model answers" + ("; no chat was tried: it has no chat template" if lacks else ""))

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from gguf2st.errors import SourceError, unreadable
-from gguf2st.quoting import shell_line, shell_word
+from gguf2st.quoting import shell_line, shell_word, source_word
 from gguf2st.source.foreign import MAGIC, START_NBYTES, describe_foreign
 from gguf2st.source.selection import (
     CUT,
@@ -102,7 +102,7 @@ def _folder_model(folder: Path, select: str) -> tuple[Path, ...]:
             candidates,
             select,
             where=str(folder),
-            spell=lambda c: shell_line(["gguf2st", "convert", str(folder), "--select", label(c, candidates)]),
+            spell=lambda c: source_word(f"{folder}:{label(c, candidates)}"),
             listing=lambda c: c.names[0],
         )
         return _with_shards(folder / chosen.names[0])
@@ -136,13 +136,21 @@ def missing(src: str, path: Path, *, hint: str = "") -> SourceError:
         slip = slip.parent
     folder = slip.parent
     names = [other.name for other in folder.iterdir()] if folder.is_dir() else []
-    lowered = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(slip.name.lower(), lowered, n=3, cutoff=0.6)
+    # `.gguf` is in most names: compared with it, all of these are alike. Of two that differ in nothing else, the kind
+    # that was meant.
+    same_kind = sorted(names, key=lambda name: Path(name).suffix.lower() == slip.suffix.lower())
+    lowered = {_bare(name): name for name in same_kind}
+    close = difflib.get_close_matches(_bare(slip.name), lowered, n=3, cutoff=0.6)
     models = sorted(name for name in names if name.lower().endswith(".gguf") and not is_companion(name))[:3]
-    if close:
-        hint = f"did you mean {' or '.join(str(folder / lowered[name]) for name in close)}?"
-    elif "\\" in src and Path(src.replace("\\", "/")).exists():
+    if "\\" in src and Path(src.replace("\\", "/")).exists():
         hint = f"did you mean {src.replace(chr(92), '/')}?"
+    elif close:
+        hint = f"did you mean {' or '.join(str(folder / lowered[name]) for name in close)}?"
     elif models and not hint:
         hint = f"{folder} holds {', '.join(models)}"
     return SourceError(f"{src}: no such file or folder", hint=hint or "check the name and the current folder")
+
+
+def _bare(name: str) -> str:
+    """A name in small letters without `.gguf`."""
+    return name.lower().removesuffix(".gguf")

@@ -153,12 +153,10 @@ def choose(
         listing: how to list one.
 
     Raises:
-        SourceError: none or several are meant (all are listed, with sizes), or shards are missing.
+        SourceError: none or several are meant (all are listed, with sizes).
     """
     found = matching(candidates, text) if text else list(candidates)
     if len(found) == 1:
-        if found[0].missing:
-            raise missing_shards(where, found[0])
         return found[0]
     shown = sorted(found or candidates, key=lambda c: c.nbytes)
     usual = min(shown, key=lambda c: (not c.stem.upper().endswith("Q4_K_M"), not _QUANT.search(c.stem), c.nbytes))
@@ -178,14 +176,14 @@ def choose(
     )
 
 
-def missing_shards(where: str, candidate: Candidate, *, hint: str = "") -> SourceError:
-    """The error for a split that is not complete."""
+def missing_shards(where: str, candidate: Candidate, *, hint: str) -> SourceError:
+    """The error for a split that is not complete: one missing shard in its line, several below it."""
     absent, count = candidate.missing, len(candidate.missing) + len(candidate.names)
-    more = " ..." if len(absent) > 1 else ""
+    lack = f"shards is missing: {absent[0]}" if len(absent) == 1 else "shards are missing"
     return SourceError(
-        f"{where}: {len(absent)} of {count} shards are missing: {absent[0]}{more}",
-        hint=hint or "get another copy: nothing here completes it",
-        problems=shortened(absent),
+        f"{where}: {len(absent)} of {count} {lack}",
+        hint=hint,
+        problems=shortened(absent) if len(absent) > 1 else (),
     )
 
 

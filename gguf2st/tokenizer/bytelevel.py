@@ -10,10 +10,13 @@ from gguf2st.tokenizer.vocab import COPY_HINT, NORMAL, PREFIX, SHOWN, Metadata, 
 
 _BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
-_BYTE_CHARACTERS = frozenset(
-    map(chr, (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144)))
-)
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTE_CHARACTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): b for i, b in enumerate(_OTHERS)}
 """The characters that stand for bytes: the printable ones of Latin-1, and U+0100 on for the rest (GPT-2)."""
+_TEXT_BYTES = frozenset((*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1), 0xF3, 0xF4))
+"""Bytes of texts that people write. Not among them, and without a token in real vocabularies: control characters, what
+no UTF-8 has (0xC0, 0xC1, 0xF5 and more), and the first bytes of planes without a character (0xF1, 0xF2)."""
 
 
 def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
@@ -24,7 +27,7 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
     letters = [
         token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-        if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.issuperset(token)
+        if kind != NORMAL and not token.isascii() and _BYTE_CHARACTERS.keys() >= set(token)
     ]
     if letters:
         shown = ", ".join(map(brief, letters[:SHOWN])) + (" ..." if len(letters) > SHOWN else "")
@@ -32,7 +35,21 @@ def check(metadata: Metadata, vocabulary: Vocabulary) -> list[str]:
             f"tokenizers decodes {len(letters)} added tokens ({shown}) as single bytes "
             "instead of these letters; encoding is not affected"
         )
-    return notes
+    return [*notes, *_lost_bytes(vocabulary)]
+
+
+def _lost_bytes(vocabulary: Vocabulary) -> list[str]:
+    """A note on the bytes of ordinary texts that have no token, which such a BPE leaves out."""
+    lost = sorted(b for char, b in _BYTE_CHARACTERS.items() if b in _TEXT_BYTES and char not in vocabulary.ids)
+    if not lost:
+        return []
+    shown = ", ".join(f"0x{b:02X}" + (f" ({chr(b)})" if 0x20 < b < 0x7F else "") for b in lost[:SHOWN])
+    shown += " ..." if lost[SHOWN:] else ""
+    return [
+        f"the vocabulary has no token for {len(lost)} bytes of ordinary texts ({shown}): "
+        "they are left out of a text, as by llama.cpp; tokenizers also joins what stood on both sides of one, which "
+        "llama.cpp does not"
+    ]
 
 
 def parts(metadata: Metadata, vocabulary: Vocabulary, _special: SpecialTokens) -> Parts:

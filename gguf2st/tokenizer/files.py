@@ -19,6 +19,11 @@ from gguf2st.tokenizer.vocab import COPY_HINT, PREFIX, Metadata, Vocabulary, rea
 
 T = TypeVar("T")
 
+TWO_SEP_NOTE = (
+    "two texts get two SEP between them, as llama.cpp gives; its converter says so of every ModernBERT whose "
+    f"tokenizer.json does not tell, and ModernBERT's own tokenizer puts one: for a reranker, {COPY_HINT}"
+)
+
 _OWN_CLASS = {
     "qwen2": ("Qwen2Tokenizer", QWEN2),
     "qwen35": ("Qwen3_5Tokenizer", QWEN35),
@@ -147,8 +152,7 @@ def plan_tokenizer(metadata: Metadata) -> TokenizerPlan:
     vocabulary = read_vocabulary(metadata)
     special = special_tokens(metadata)
     is_bert = read_text(metadata, PREFIX + "model") == "bert"
-    sep = special.add_sep and is_bert
-    for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos), ("sep", sep)):
+    for role, wanted in (("bos", special.add_bos), ("eos", special.add_eos), ("sep", special.sep_after)):
         if wanted and getattr(special, role) is None:
             raise TokenizerError(
                 f"{role.upper()} is to be added to each text, but the file has no {role}_token_id", hint=COPY_HINT
@@ -167,6 +171,8 @@ def plan_tokenizer(metadata: Metadata) -> TokenizerPlan:
             # transformers would match a named token in the text, and a normal token must not be
             notes.append(f"{role}_token is not written: token {i} is the normal token {brief(vocabulary.tokens[i])}")
     notes += _own_class_notes(metadata)
+    if special.add_sep and read_text(metadata, "general.architecture") == "modern-bert":
+        notes.append(TWO_SEP_NOTE)
     notes += template_notes(read_templates(metadata))
     notes += unread_notes(metadata)
     return TokenizerPlan(metadata, kind, vocabulary, special, added, named, written_templates(metadata), notes)
@@ -213,16 +219,14 @@ def _added_token(i: int, text: str, token: AddedToken) -> Json:
 def _post_processor(plan: TokenizerPlan) -> Json | None:
     """BOS and EOS around each text; the form that transformers 5 makes of add_bos_token and add_eos_token.
 
-    With `add_sep`, a second text follows SEP and has no BOS; each text of kind `bert` ends with SEP.
+    Encoders have a form of their own: SEP after each text (`sep_after`), one more SEP between two (`add_sep`), and no
+    BOS before the second (not `bos_again`).
     """
     special, tokens = plan.special, plan.vocabulary.tokens
+    ends = special.sep if special.sep_after else special.eos if special.add_eos else None
     before = [special.bos] if special.add_bos and special.bos is not None else []
-    after = [special.eos] if special.add_eos and special.eos is not None else []
-    between: list[int] = []
-    if special.add_sep and special.sep is not None:
-        between = [special.sep]
-        if plan.is_bert:
-            after, between = between, []
+    after = [] if ends is None else [ends]
+    between = [special.sep] if special.add_sep and special.sep is not None else []
     if not before and not after and not between:
         return None
 
@@ -233,7 +237,7 @@ def _post_processor(plan: TokenizerPlan) -> Json | None:
         return [{"Sequence": {"id": sequence, "type_id": type_id}}]
 
     single = [*fixed(before, 0), *text("A", 0), *fixed(after, 0)]
-    second = [*fixed(between, 0)] if special.add_sep else [*fixed(before, 1)]
+    second = [*fixed(between, 0), *(fixed(before, 1) if special.bos_again else [])]
     return {
         "type": "TemplateProcessing",
         "single": single,
@@ -247,11 +251,13 @@ def _post_processor(plan: TokenizerPlan) -> Json | None:
 
 def _config(plan: TokenizerPlan) -> Json:
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if not plan.special.add_sep and ("bos_token" in plan.named or not plan.special.add_bos):
+    special = plan.special
+    own_form = special.sep_after or special.add_sep or special.bos_again != special.add_bos
+    if not own_form and ("bos_token" in plan.named or not special.add_bos):
         # transformers 5 rebuilds the post-processor from these, so they must not promise a token that has no name,
-        # and must be absent where there is a SEP
-        config["add_bos_token"] = plan.special.add_bos
-        config["add_eos_token"] = plan.special.add_eos
+        # and must be absent where that is not the form it has
+        config["add_bos_token"] = special.add_bos
+        config["add_eos_token"] = special.add_eos
     length = plan.metadata.get(f"{plan.metadata.get('general.architecture')}.context_length")
     if isinstance(length, int):
         config["model_max_length"] = length

@@ -151,7 +151,9 @@ class SpecialTokens:
     Attributes:
         fim_prefix, fim_suffix, fim_middle, fim_pad, fim_repo, fim_file: infill ("fill in the middle") tokens.
         add_bos, add_eos: BOS before and EOS after each text.
-        add_sep: SEP between two texts; with kind `bert` after each text too.
+        sep_after: SEP after each text, in the place of EOS.
+        add_sep: one more SEP between two texts.
+        bos_again: BOS before the second of two texts too.
         ends_by_text: tokens that llama.cpp stops at for their spelling, in id order.
         not_ends: tokens that llama.cpp takes off its list again, see `special_tokens`.
         suppressed: tokens that must never be generated.
@@ -174,7 +176,9 @@ class SpecialTokens:
     fim_file: int | None
     add_bos: bool
     add_eos: bool
+    sep_after: bool
     add_sep: bool
+    bos_again: bool
     ends_by_text: tuple[int, ...]
     not_ends: tuple[int, ...]
     suppressed: tuple[int, ...]
@@ -207,6 +211,11 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
     `<|im_end|>`. As there, `<|end|>` is no end where `<|return|>` and `<|call|>` exist (harmony) or `<|flush|>` and
     `<|calls|>` (solar-open), and `</s>` is none beside `<|tool_response>` (gemma 4) or `<|plamo:eos|>`.
 
+    What is put around a text depends on the kind, as in llama.cpp's `tokenize`:
+
+        gpt2, llama, gemma4, t5, whitespace    add_bos_token and add_eos_token say it
+        bert                                   BOS and SEP, whatever the file says
+
     Raises TokenizerError for an id outside the vocabulary or of another type.
     """
     metadata, _ = resolve(metadata)
@@ -221,18 +230,28 @@ def special_tokens(metadata: Metadata) -> SpecialTokens:
         ids["bos"] = ids["cls"]
     add_bos, add_eos = _DEFAULT_ADDS.get(kind, (False, False))
     name = read_text(metadata, PREFIX + "pre") or ""
-    pre = BY_NAME.get(name)
-    if kind == "gpt2" and pre is not None:
+    pre = BY_NAME.get(name) if kind == "gpt2" else None  # other kinds have none, but the converter may write one
+    if pre is not None:
         add_bos = pre.add_bos
     always_bos = kind in ("gemma4", "bert") or (kind == "gpt2" and name in _BOS_WHATEVER_THE_FILE_SAYS)
     spelled = {token: i for i, token in enumerate(tokens) if token in _END_TEXTS}
     html = spelled.get("</s>")
     ends = set(spelled.values()) - ({html} if html is not None and list(types[html : html + 1]) != [CONTROL] else set())
+    add_bos = read_flag(metadata, "add_bos_token", add_bos) or always_bos
+    add_eos = read_flag(metadata, "add_eos_token", add_eos)
+    one = add_eos and ids["sep"] is not None and ids["sep"] == ids["eos"]
+    xlm_r = kind == "t5" and add_bos and one  # `<s> A </s></s> B </s>`, in files older than the key
+    says_sep = PREFIX + "add_sep_token" in metadata
+    add_sep = read_flag(metadata, "add_sep_token", xlm_r or (pre is not None and pre.add_sep))
+    # `[CLS] A [SEP] B [SEP]` is false to gguf-py; `<s> A </s> <s> B </s>` is too, but such a vocabulary names no SEP
+    ends_both = says_sep and not add_sep and one
     return SpecialTokens(
         **ids,
-        add_bos=read_flag(metadata, "add_bos_token", add_bos) or always_bos,
-        add_eos=read_flag(metadata, "add_eos_token", add_eos) and kind != "bert",
-        add_sep=read_flag(metadata, "add_sep_token", kind == "bert" or (pre is not None and pre.add_sep)),
+        add_bos=add_bos,
+        add_eos=add_eos and kind != "bert",
+        sep_after=kind == "bert",
+        add_sep=add_sep and (add_eos or kind != "bert"),  # without EOS, the one SEP after the first text is meant
+        bos_again=add_bos and kind != "bert" and not add_sep and not ends_both,
         ends_by_text=tuple(sorted(ends)),
         not_ends=tuple(_not_ends(spelled, "" if ids["eos"] is None else tokens[ids["eos"]])),
         suppressed=_suppressed(metadata, len(tokens)),

@@ -5,6 +5,7 @@ the model may say it in other words, as long as texts get the same ids.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,6 +30,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 """Keys by which transformers adds tokens that the vocabulary lacks."""
 _ADDING = ("add_bos_token", "add_eos_token")
 """Keys that transformers 5 rebuilds the post-processor from."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def compare_tokenizer(ckpt: Checkpoint, plan: Plan) -> list[str]:
@@ -172,6 +174,11 @@ def _texts(tokens: Any) -> Iterator[str]:
             yield text
 
 
+def _as_read(template: str) -> str:
+    """A template as jinja2 reads it: every end of a line is one LF, and one at the end of all is none."""
+    return _LINE_END.sub("\n", template).removesuffix("\n")
+
+
 def _compare_templates(
     ckpt: Checkpoint, rebuilt: TokenizerFiles, stated: Mapping[str, Any], *, needed: bool
 ) -> Iterator[str]:
@@ -186,7 +193,8 @@ def _compare_templates(
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             default = path.stem == DEFAULT and name not in wanted  # it goes before chat_template.jinja
-            found.append((name, TEMPLATE_FILE if default else name, path.read_text(encoding="utf-8", errors="replace")))
+            text = path.read_bytes().decode("utf-8", "replace")
+            found.append((name, TEMPLATE_FILE if default else name, text))
     for file, content in ((CONFIG_FILE, stated), ("chat_template.json", read_json(folder / "chat_template.json", []))):
         inner = content.get("chat_template")
         rows = inner if isinstance(inner, list) else [{"name": "default", "template": inner}] if inner else []
@@ -199,7 +207,7 @@ def _compare_templates(
     for where, place, text in found:
         if place not in wanted:
             further.append(where)
-        elif text.removesuffix("\n") != wanted[place].removesuffix("\n"):
+        elif _as_read(text) != _as_read(wanted[place]):
             edits.append(f"the chat template in {where} is not the source's")
     if lost := sorted(wanted.keys() - {place for _, place, _ in found}):
         line = f"there is no {', '.join(lost)}, which the source has"

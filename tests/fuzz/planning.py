@@ -158,7 +158,7 @@ class ExpressionTarget:
             expression = parse(text)
             header = _header("llama")
             amap = next(m for m in _all_maps() if m.name == "llama")
-            if expression.calls - mapfile.PROBES - mapfile.config.FUNCTIONS.keys():
+            if expression.calls - mapfile.CALLABLE:
                 return  # a map with it would be refused
             value = evaluate(expression, MapScope(header, amap, lambda source: [1.0] * source.n_elements))
         assert isinstance(value, bool | int | float | str | list | dict | None), type(value)

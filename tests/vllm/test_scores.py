@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 import gguf2st
 from gguf2st.serving.preflight import who_serves
+from gguf2st.serving.tasks import DOCUMENTS, QUESTION
 from tests.oracle import tiny
 from tests.oracle.cases import CASES, Case
 from tests.oracle.llamacpp import LlamaCpp, in_child
-from tests.vllm.conftest import ENVIRONMENT, HERE
+from tests.vllm.conftest import ENVIRONMENT, HERE, ROOT
 from tests.vllm.test_logprobs import WIDER
 
 PAIRS = [
@@ -84,11 +86,27 @@ def test_vllm_gives_the_scores_of_llama_cpp(
     assert found == pytest.approx(expected, abs=TOLERANCE[dtype])
 
 
-def _by_llama_cpp(gguf: Path) -> list[float]:
+def test_serve_asks_for_scores_and_passes_the_prompt_on(
+    folders: dict[str, tuple[Path, Path]], vllm_python: Path, environment: dict[str, str]
+) -> None:
+    gguf, folder = folders["wide_qwen3_reranker"]
+    command = [sys.executable, "-m", "gguf2st", "serve", str(folder), "--port", "0", "--json", "--smoke"]
+    run = subprocess.run(
+        [*command, "--vllm-python", str(vllm_python), "--", "--enforce-eager", "--max-model-len", "1024"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    (answer,) = [row for row in rows if row["event"] == "smoke"]
+    pairs = [(QUESTION, document) for document in DOCUMENTS]
+    assert answer["values"] == pytest.approx(in_child(_by_llama_cpp, gguf, pairs), abs=TOLERANCE["float32"])
+
+
+def _by_llama_cpp(gguf: Path, pairs: Sequence[tuple[str, str]] = PAIRS) -> list[float]:
     """As its server does (`format_prompt_rerank`): the texts stand for their places in the file's own prompt."""
     prompt = gguf2st.open_gguf(gguf).metadata["tokenizer.chat_template.rerank"]
     scores = []
-    for query, document in PAIRS:
+    for query, document in pairs:
         before, rest = prompt.split("{query}")
         between, after = rest.split("{document}")
         with LlamaCpp(gguf, ranks=True, n_ctx=1024) as model:  # a context takes one text
