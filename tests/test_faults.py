@@ -247,7 +247,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     tiny_llama(tmp_path / "m.gguf")
     part = tmp_path / "out.partial/model.safetensors.part"
     done = interrupted("convert", tmp_path / "m.gguf", "-o", tmp_path / "out", once=part)
-    assert (done.code, done.out, done.err.strip()) == (130, "", "no unfinished file is left behind\ninterrupted")
+    assert (done.code, done.out, done.err) == (130, "", "no unfinished file is left behind\ninterrupted\n")
     assert os.listdir(tmp_path) == ["m.gguf"]
 
 

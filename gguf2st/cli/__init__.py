@@ -34,6 +34,13 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"gguf2st.cli.{cmd_name}").command
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does, but for Ctrl-C, after which it would write an empty line wherever stderr leads."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise click.Abort from interrupt
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -171,7 +171,12 @@ def _dispatch(command: click.Command, args: list[str] | None) -> NoReturn:
         sys.exit(err.exit_code)
     except click.ClickException as err:
         _fail(_usage_error(err), args)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as err:
+        interrupt = err.__cause__ if isinstance(err, click.Abort) else err
+        if sys.stderr.isatty():
+            _say("")  # ends the line on which the terminal shows ^C
+        for text in interrupt.args if isinstance(interrupt, Interrupted) else ():
+            _say(printable(text))
         _say(click.style("interrupted", fg="red", bold=True))
         sys.exit(INTERRUPTED)
     except Gguf2stError as err:
@@ -311,14 +316,17 @@ def progress_bar(label: str, *, show: bool, unit_bytes: bool = True) -> Iterator
         bar.stop()
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with lines that say what it leaves behind."""
+
+
 @contextmanager
-def when_interrupted(text: str) -> Iterator[None]:
-    """After Ctrl-C say what it leaves behind; `run` says that it was that."""
+def when_interrupted(text: Callable[[], str]) -> Iterator[None]:
+    """After Ctrl-C let `run` say what it leaves behind, and that it was that."""
     try:
         yield
-    except KeyboardInterrupt:
-        _say(printable(text))
-        raise
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(*interrupt.args, text()) from None
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -151,20 +151,17 @@ def _convert(
     model = locate(src)
     require_writable(json_file, model.paths)
     options = options_of(given)
-    try:
-        with progress_bar("converting", show=not quiet) as progress:
-            return api.convert(
-                model,
-                output,
-                **dataclasses.asdict(options) | {"arch_map": given["arch_map"]},
-                **arguments,
-                progress=progress,
-                stream_to=stream_to,
-                download_progress=lambda done, total: progress(done, total, "downloading"),
-            )
-    except KeyboardInterrupt:
-        click.echo(_left_behind(model, output, arguments["dry_run"], stream_to), err=True)
-        raise
+    told = when_interrupted(lambda: _left_behind(model, output, arguments["dry_run"], stream_to))
+    with told, progress_bar("converting", show=not quiet) as progress:
+        return api.convert(
+            model,
+            output,
+            **dataclasses.asdict(options) | {"arch_map": given["arch_map"]},
+            **arguments,
+            progress=progress,
+            stream_to=stream_to,
+            download_progress=lambda done, total: progress(done, total, "downloading"),
+        )
 
 
 def _left_behind(model: "Model", output: Path | None, dry_run: bool, stream_to: "PushOptions | None") -> str:
@@ -173,7 +170,7 @@ def _left_behind(model: "Model", output: Path | None, dry_run: bool, stream_to: 
 
     kept = api.partial_folder(model, output)
     if kept is not None:
-        return f"{printable(str(kept))} keeps the finished shards: the same command goes on from there"
+        return f"{kept} keeps the finished shards: the same command goes on from there"
     if stream_to is not None:
         return "what was uploaded is kept: the same command goes on from there"
     if model.remote and not dry_run:
@@ -196,7 +193,7 @@ def _convert_planned(
     from gguf2st.report import human_bytes
 
     require_writable(json_file, (plan,))
-    told = when_interrupted("finished shards are kept: the same command goes on from there")
+    told = when_interrupted(lambda: "finished shards are kept: the same command goes on from there")
     with told, progress_bar("converting", show=not quiet) as progress:
         written = api.convert_planned(
             plan,

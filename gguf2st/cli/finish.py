@@ -37,7 +37,7 @@ def command(
     require_writable(json_file, (plan,))
     if target := target_of(push, given):
         require_access(target)
-    kept = when_interrupted("the shards are kept: the same command begins again")
+    kept = when_interrupted(lambda: "the shards are kept: the same command begins again")
     with kept, progress_bar("comparing", show=not quiet) as progress:
         report = api.finish(plan, threads=threads, progress=progress)
     if target:

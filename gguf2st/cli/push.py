@@ -77,7 +77,7 @@ def command(folder: Path, repo: str, quiet: bool, as_json: bool, **given: Any) -
 
     target = target_of(repo, given)
     assert target is not None
-    with when_interrupted("what was uploaded is kept: the same command sends the rest"):
+    with when_interrupted(lambda: "what was uploaded is kept: the same command sends the rest"):
         pushed = api.push(folder, target, quiet=quiet or as_json or not sys.stderr.isatty())
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pushed), indent=2))

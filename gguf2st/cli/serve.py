@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from gguf2st.cli.common import SOURCE, Command, PathName, progress_bar, when_interrupted
+from gguf2st.cli.common import SOURCE, Command, Interrupted, PathName, progress_bar, when_interrupted
 from gguf2st.cli.lines import printable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
         download_progress=lambda done, total: advance(done, total, "downloading"),
     )
     with _hang_up_interrupts(), closing(events):
-        kept = when_interrupted("finished shards of a conversion are kept: the same command goes on from there")
+        kept = when_interrupted(lambda: "finished shards of a conversion are kept: the same command goes on from there")
         with kept, progress_bar("converting", show=not as_json) as advance:
             first = next(events)
         with _live_line(show=not as_json) as update:
@@ -98,11 +98,12 @@ def command(
                         click.echo(json.dumps(_row(event)))
                     else:
                         _show(event)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 events.close()
-                click.echo("stopped: no process of vLLM is left", err=True)
+                stopped = "stopped: no process of vLLM is left"
                 if not serving:
-                    raise
+                    raise Interrupted(*interrupt.args, stopped) from None
+                click.echo(stopped, err=True)
 
 
 def _row(event: "Event") -> dict[str, object]:
