@@ -20,7 +20,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
-from gguf2st.kernels.cpu_lanes import F32, I8, I16, I32, I64, Lanes, shaped
+from gguf2st.kernels.cpu_lanes import F32, I8, I16, I32, I64, Lanes, shaped, shuffle, spread
 from gguf2st.kernels.cpu_rounding import ROUND, bf16_to_float, half_to_float
 
 Bytes = npt.NDArray[np.uint8]
@@ -133,12 +133,24 @@ u8x16: Callable[[Bytes, int], Any] = _bytes(16)
 """16 bytes at a byte offset, as codes."""
 u8x32: Callable[[Bytes, int], Any] = _bytes(32)
 """32 bytes at a byte offset, as codes."""
+
+
+def _spread_half(context: Any, b: Any, h: Any) -> Any:
+    sixteen = half_to_float(context, b, spread(b, h, ir.VectorType(I16, 16)))
+    return shuffle(b, sixteen, sixteen, [lane % 16 for lane in range(32)])
+
+
 u64: Callable[[Bytes, int], int] = _loader(I64, types.int64, lambda context, b, v: v)
 """64-bit word at a byte offset, as a signed integer."""
 load_f16: Callable[[Bytes, int], float] = _loader(I16, types.float32, half_to_float)
 """float16 at a byte offset, as float32."""
 f16x32: Callable[[Bytes, int], Any] = _loader(ir.VectorType(I16, 32), Lanes(32, types.float32), half_to_float)
 """32 float16 at a byte offset, as float32."""
+spread_f16: Callable[[Bytes, int], Any] = _loader(I16, Lanes(32, types.float32), _spread_half)
+"""32 times the float16 at a byte offset, as float32.
+
+Of a single number LLVM leaves the rest of the register as it was, so that each block waits for the one before.
+"""
 load_bf16: Callable[[Bytes, int], float] = _loader(I16, types.float32, bf16_to_float)
 """bfloat16 at a byte offset, as float32."""
 load_f32: Callable[[Bytes, int], float] = _loader(F32, types.float32, lambda context, b, v: v)

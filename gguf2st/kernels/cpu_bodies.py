@@ -24,6 +24,7 @@ from gguf2st.kernels.cpu_access import (
     put,
     real,
     s8,
+    spread_f16,
     stored,
     u8x4,
     u8x8,
@@ -159,14 +160,14 @@ def q5_1(blocks: Bytes, values: Values) -> None:
 def q8_0(blocks: Bytes, values: Values) -> None:
     """`d * q`; fields d 2, qs 32."""
     for i in range(len(values) // 32):
-        put(values, 32 * i, load_f16(blocks, 34 * i) * real(u8x32(blocks, 34 * i + 2)))
+        put(values, 32 * i, spread_f16(blocks, 34 * i) * real(u8x32(blocks, 34 * i + 2)))
 
 
 @body()
 def q8_1(blocks: Bytes, values: Values) -> None:
     """`d * q`; fields d 2, s 2, qs 32."""
     for i in range(len(values) // 32):
-        put(values, 32 * i, load_f16(blocks, 36 * i) * real(u8x32(blocks, 36 * i + 4)))
+        put(values, 32 * i, spread_f16(blocks, 36 * i) * real(u8x32(blocks, 36 * i + 4)))
 
 
 @body()
