@@ -3,7 +3,7 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Sized
 from itertools import islice
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 MAX_LINES = 200
 """Of one kind that a command prints: more than any model has, and as many as somebody reads."""
+_HOW = "--json has all of them"
 MIN_WIDTH = 24
 """Columns below which breaking lines makes nothing easier to read."""
 
@@ -22,9 +23,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def first(items: Collection[T], what: str, how: str = "--json has all of them") -> Iterator[T]:
+def first(items: Collection[T], what: str, how: str = _HOW) -> Iterator[T]:
     """The first MAX_LINES of what a loop prints, a line each; then it says how many `what` are left out."""
     yield from islice(items, MAX_LINES)
+    _say_rest(items, what, how)
+
+
+def _say_rest(items: Sized, what: str, how: str = _HOW) -> None:
     if (more := len(items) - MAX_LINES) > 0:
         click.echo(f"  ... and {more:,} more {what}: {how}")
 
@@ -39,8 +44,7 @@ def echo_table(rows: Sequence[Sequence[str]], what: str, *, right: frozenset[int
     """Print the `table` of the first MAX_LINES rows, and how many `what` are left out; nothing where there are none."""
     if rows:
         click.echo(table(rows[:MAX_LINES], right=right, width=terminal_width()))
-    for _ in first(rows, what):
-        pass
+    _say_rest(rows, what)
 
 
 def table(

@@ -146,7 +146,7 @@ def _half(half: int) -> Any:
     return _unary(lambda x: Lanes(x.count // 2, x.dtype)(x), lambda context, b, x: _half_of(b, x, half))
 
 
-def _join(context: Any, b: Any, x: Any, y: Any) -> Any:
+def _joined(b: Any, x: Any, y: Any) -> Any:
     return shuffle(b, x, y, list(range(2 * x.type.count)))
 
 
@@ -183,8 +183,8 @@ def _pick_lanes(b: Any, table: Any, index: Any) -> Any:
     """One instruction for 32 entries of 16 bits, and for 16 of 32 bits."""
     n, element = index.type.count, table.type.element
     if element == F32 and n == 32:
-        return _join(None, b, *(_pick_lanes(b, table, _half_of(b, index, half)) for half in (0, 1)))
-    entries = table if n == 16 else _join(None, b, table, table)
+        return _joined(b, *(_pick_lanes(b, table, _half_of(b, index, half)) for half in (0, 1)))
+    entries = table if n == 16 else _joined(b, table, table)
     indices = b.zext(index, ir.VectorType(I16 if element == I16 else I32, n))
     name = "llvm.x86.avx512.permvar." + ("sf.512" if element == F32 else f"hi.{16 * n}")
     of_lanes = ir.FunctionType(entries.type, [entries.type, indices.type])
@@ -203,7 +203,7 @@ def _pick_bytes(b: Any, name: str, table: Any, index: Any) -> Any:
     for shift in range(0, width, 8):
         plane = b.trunc(b.lshr(words, ir.Constant(words.type, [shift] * 16)), bytes16)
         picked = [b.call(instruction, [plane, part]) for part in indices]
-        planes.append(picked[0] if n == 16 else _join(None, b, *picked))
+        planes.append(picked[0] if n == 16 else _joined(b, *picked))
     zipped = [lane // 2 + lane % 2 * n for lane in range(2 * n)]
     while len(planes) > 1:
         wider = ir.VectorType(ir.IntType(2 * planes[0].type.element.width), n)
@@ -228,7 +228,9 @@ first: Callable[[Any], Any] = _half(0)
 """The first half of the lanes."""
 last: Callable[[Any], Any] = _half(1)
 """The second half of the lanes."""
-join: Callable[[Any, Any], Any] = _binary(lambda x, y: Lanes(2 * x.count, x.dtype)(x, y), _join)
+join: Callable[[Any, Any], Any] = _binary(
+    lambda x, y: Lanes(2 * x.count, x.dtype)(x, y), lambda context, b, x, y: _joined(b, x, y)
+)
 """The lanes of two vectors, one after the other."""
 reaches: Callable[[Any, int], Any] = _binary(lambda x, limit: x(x, types.intp), _reaches)
 """`f(codes, limit)`: 1 where an unsigned code is `limit` or more, else 0."""

@@ -5,6 +5,7 @@ how they are made.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -22,9 +23,7 @@ def half_to_float(context: Any, b: Any, h: Any) -> Any:
     if has(context, "f16c"):
         return b.fpext(b.bitcast(h, shaped(h, _F16)), shaped(h, F32))
 
-    def c(value: int) -> Any:
-        return constant(h, I32, value)
-
+    c = partial(constant, h, I32)
     word = b.zext(h, shaped(h, I32))
     magnitude = b.and_(word, c(0x7FFF))
     shifted = b.shl(magnitude, c(13))
@@ -103,9 +102,7 @@ def _float_to_f16(context: Any, b: Any, x: Any) -> Any:
     if has(context, "f16c"):
         return b.bitcast(b.fptrunc(x, shaped(x, _F16)), shaped(x, I16))
 
-    def c(value: int) -> Any:
-        return constant(x, I32, value)
-
+    c = partial(constant, x, I32)
     bits = b.bitcast(x, shaped(x, I32))
     magnitude = b.and_(bits, c(0x7FFFFFFF))
     odd = b.and_(b.lshr(magnitude, c(13)), c(1))

@@ -10,11 +10,16 @@ from gguf2st.output.shards import output_error
 from gguf2st.quoting import shell_word
 
 
+class TakenError(OutputError):
+    """Something is there that stays: -o or --overwrite of the command that says where the output goes may help."""
+
+
 def check_target(out: Path, *, overwrite: bool) -> None:
     """Whether a conversion may end in `out`: absent, an empty folder, or a checkpoint to overwrite.
 
     Raises:
-        OutputError: it may not, or cannot be looked at.
+        TakenError: it may not.
+        OutputError: it cannot be looked at.
     """
     try:
         try:
@@ -28,11 +33,11 @@ def check_target(out: Path, *, overwrite: bool) -> None:
 
 def _check_existing(out: Path, overwrite: bool) -> None:
     if not out.is_dir():
-        raise OutputError(f"{out} is a file; the output is a folder", hint="choose another name with -o")
+        raise TakenError(f"{out} is a file; the output is a folder", hint="choose another name with -o")
     # The finished folder gets its name by renaming.
     for cannot, what in ((os.path.ismount(out), "a mount point"), (out.samefile(Path.cwd()), "the current folder")):
         if cannot:
-            raise OutputError(
+            raise TakenError(
                 f"{out} is {what}, which cannot be replaced",
                 hint=f"give a folder in it: -o {shell_word(out / 'model')}",
             )
@@ -41,9 +46,9 @@ def _check_existing(out: Path, overwrite: bool) -> None:
     left_alone, hint = _why_left_alone(out)
     if left_alone:
         exists, leaves = ("", "leaves") if overwrite else ("exists already and ", "would leave")
-        raise OutputError(f"{out} {exists}{left_alone}, so --overwrite {leaves} it alone", hint=hint)
+        raise TakenError(f"{out} {exists}{left_alone}, so --overwrite {leaves} it alone", hint=hint)
     if not overwrite:
-        raise OutputError(f"{out} exists already", hint="--overwrite replaces it; -o chooses another folder")
+        raise TakenError(f"{out} exists already", hint="--overwrite replaces it; -o chooses another folder")
 
 
 def _why_left_alone(out: Path) -> tuple[str, str]:

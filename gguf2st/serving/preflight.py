@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from gguf2st.plan import Entry, Plan
 
 TABLE = "vllm_0_32.json"
-_CLASSIFIER, _GENERATOR = "ForSequenceClassification", "ForCausalLM"
+CLASSIFIER = "ForSequenceClassification"
+"""How the names of classes end that classify or rank."""
+_GENERATOR = "ForCausalLM"
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 RAW_GGUF = (
@@ -201,7 +203,7 @@ def who_serves(hf_class: str) -> tuple[str, str]:
     vllm = f"vLLM {table['vllm']}"
     if hf_class in table["native"]:
         return "native", f"{vllm} has its own class for {hf_class}"
-    if hf_class.endswith(_CLASSIFIER) and (base := hf_class.removesuffix(_CLASSIFIER) + _GENERATOR) in table["native"]:
+    if hf_class.endswith(CLASSIFIER) and (base := hf_class.removesuffix(CLASSIFIER) + _GENERATOR) in table["native"]:
         return "native", f"{vllm} makes it of its own class for {base}"  # models/adapters.py, as_seq_cls_model
     if hf_class in table["transformers_backend"]:
         return "transformers backend", f"{vllm} serves {hf_class} through transformers' implementation"

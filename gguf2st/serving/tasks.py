@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf2st.config.pooling import MODULES_FILE
+from gguf2st.serving.preflight import CLASSIFIER
 from gguf2st.tokenizer.templates import RERANK, template_path
 from gguf2st.verification.checkpoint import read_json
 
@@ -14,7 +15,6 @@ DOCUMENTS = ("The capital of France is Paris.", "Water boils at one hundred degr
 MAX_TOKENS = 12
 
 GENERATE, SCORE, CLASSIFY, EMBED = "generate", "score", "classify", "embed"
-_CLASSIFIER = "ForSequenceClassification"
 _ENCODERS = ("Model", "ForMaskedLM")
 """How the names of classes end that have no head of their own."""
 
@@ -28,7 +28,7 @@ def task_of(folder: Path) -> str:
     config = read_json(folder / "config.json", [])
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
-    if name.endswith(_CLASSIFIER):
+    if name.endswith(CLASSIFIER):
         labels = config.get("id2label")
         count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)  # as transformers has it
         return SCORE if count == 1 else CLASSIFY
